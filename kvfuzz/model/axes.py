@@ -1,0 +1,251 @@
+"""The axes of the case space: their levels, and the facts that a lowered case shows.
+
+An axis is a question about a case with a closed list of answers. Facts are always read off the
+lowered case, never off the scene that was meant to produce it, so a coverage figure cannot count
+what did not reach the target.
+"""
+
+import difflib
+import itertools
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model.case import Case
+from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.fill import IntegerFill
+from kvfuzz.model.layout import LAYOUTS, ORDERS, Field
+
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128, 544, 784)
+"""544 and 784 are what vLLM chooses for Qwen3-Next and Qwen3.5 (page-size unification)."""
+HEAD_SIZES = (8, 16, 32, 64, 80, 96, 128, 192, 256, 576)
+HEAD_COUNTS = (1, 2, 3, 4, 8)
+
+Levels = tuple[str, ...]
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """A named question with all its possible answers, and how to read the answer off a case."""
+
+    name: str
+    levels: Levels
+    level_of: Callable[[Case], str]
+    drawn: bool = False
+    """Whether strategies draw this axis directly; the others follow from what was drawn."""
+
+
+def _k(case: Case) -> Field:
+    return case.bound_field(case.steps[0], "key_cache")
+
+
+def _v(case: Case) -> Field:
+    return case.bound_field(case.steps[0], "value_cache")
+
+
+def _strides(field: Field) -> dict[str, int]:
+    return {term.axis: term.stride for term in field.terms}
+
+
+def _order(case: Case) -> str:
+    terms, strides = _k(case).terms, _strides(_k(case))
+    if len(terms) > 4:
+        return "shuffle"
+    return "hnd" if strides["head"] > strides["token"] else "nhd"
+
+
+def _layout(case: Case) -> str:
+    k, v, strides = _k(case), _v(case), _strides(_k(case))
+    if any(field.name == "state" for field in case.fields):
+        return "hybrid"
+    row = case.geometry.head_size * itemsize(k.dtype)
+    if _order(case) != "shuffle" and min(strides["head"], strides["token"]) == 2 * row:
+        return "content_packed"
+    return "kv_first" if v.base - k.base >= strides["block"] else "blocks_first"
+
+
+def _dense(case: Case) -> str:
+    view = case.tensor(case.steps[0].tensors["key_cache"])
+    expected = itemsize(view.dtype)
+    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
+        if stride != expected:
+            return "not_dense"
+        expected *= size
+    return "dense"
+
+
+def _touched(case: Case) -> list[int]:
+    """Slots that the first step touches, in order."""
+    step, n = case.steps[0], case.geometry.block_size
+    if step.op == "reshape_and_cache":
+        return [slot for slot in case.integers(step, "slot_mapping") if slot >= 0]
+    table, starts = case.integers(step, "block_table"), case.integers(step, "seq_starts")
+    ends, width = case.integers(step, "cu_seqlens_kv"), len(case.integers(step, "block_table"))
+    width //= len(starts)
+    return [
+        table[row * width + p // n] * n + p % n
+        for row, start in enumerate(starts)
+        for p in range(start, start + ends[row + 1] - ends[row])
+    ]
+
+
+def _blocks_used(case: Case) -> str:
+    used = len({slot // case.geometry.block_size for slot in _touched(case)})
+    return str(used) if used < 2 else "2+"
+
+
+def _block_ids(case: Case) -> str:
+    order = list(dict.fromkeys(slot // case.geometry.block_size for slot in _touched(case)))
+    if order == list(range(len(order))):
+        return "identity"
+    steps = {after - before for before, after in itertools.pairwise(order)}
+    return "adjacent" if steps <= {1} else "shuffled"
+
+
+def _scale_kind(case: Case) -> str:
+    kinds = set()
+    for name in ("k_scale", "v_scale"):
+        fill = case.buffer(name).fill
+        bits = fill.values[0] if isinstance(fill, IntegerFill) else 0
+        power_of_two = bits & ((1 << 23) - 1) == 0
+        kinds.add("unit" if bits == 0x3F800000 else "power_of_two" if power_of_two else "general")
+    if not DTYPES[_k(case).dtype].is_fp8:
+        return "none"
+    return next(kind for kind in ("general", "power_of_two", "unit") if kind in kinds)
+
+
+def _first_offset(case: Case) -> str:
+    touched = _touched(case)
+    if not touched:
+        return "none"
+    return "inside" if touched[0] % case.geometry.block_size else "edge"
+
+
+def _padding(case: Case) -> str:
+    step = case.steps[0]
+    if step.op != "reshape_and_cache":
+        return "none"
+    return "some" if min(case.integers(step, "slot_mapping")) < 0 else "none"
+
+
+def _rows(case: Case) -> str:
+    view = case.tensor(case.steps[0].tensors["key"])
+    return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
+
+
+AXES: tuple[Axis, ...] = (
+    Axis("layout", LAYOUTS, _layout, drawn=True),
+    Axis("order", ORDERS, _order, drawn=True),
+    Axis("cache_dtype", tuple(DTYPES), lambda case: _k(case).dtype, drawn=True),
+    Axis(
+        "model_dtype",
+        ("fp32", "bf16", "fp16"),
+        lambda case: case.bound_field(case.steps[0], "key").dtype,
+        drawn=True,
+    ),
+    Axis(
+        "block_size",
+        tuple(map(str, BLOCK_SIZES)),
+        lambda case: str(_k(case).extents["token"]),
+        drawn=True,
+    ),
+    Axis(
+        "num_kv_heads",
+        tuple(map(str, HEAD_COUNTS)),
+        lambda case: str(_k(case).extents["head"]),
+        drawn=True,
+    ),
+    Axis(
+        "head_size",
+        tuple(map(str, HEAD_SIZES)),
+        lambda case: str(_k(case).extents["dim"]),
+        drawn=True,
+    ),
+    Axis("scale", ("none", "unit", "power_of_two", "general"), _scale_kind, drawn=True),
+    Axis("strides", ("dense", "not_dense"), _dense),
+    Axis("blocks_used", ("0", "1", "2+"), _blocks_used),
+    Axis("block_ids", ("identity", "adjacent", "shuffled"), _block_ids),
+    Axis("first_offset", ("none", "edge", "inside"), _first_offset),
+    Axis("padding", ("none", "some"), _padding),
+    Axis("rows", ("dense", "gapped"), _rows),
+)
+
+AXIS: dict[str, Axis] = {axis.name: axis for axis in AXES}
+
+
+def facts(case: Case) -> dict[str, str]:
+    """The level of every axis, read off the lowered case."""
+    return {axis.name: axis.level_of(case) for axis in AXES}
+
+
+class Domain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a target claims to accept, as data, with the source that says so.
+
+    `allowed` lists the levels of each restricted axis; an absent axis is unrestricted.
+    `forbidden` lists combinations: a case that shows every one of a combination's levels is
+    outside.
+    """
+
+    allowed: dict[str, Levels] = {}
+    forbidden: tuple[dict[str, Levels], ...] = ()
+    source: str = ""
+
+    def levels(self, axis: str) -> Levels:
+        """The levels of `axis` that the domain allows, in the table's order."""
+        allowed = self.allowed.get(axis)
+        every = AXIS[axis].levels
+        return every if allowed is None else tuple(level for level in every if level in allowed)
+
+    def refusal(self, shown: Mapping[str, str]) -> str | None:
+        """Why a case with the facts `shown` (all or some axes) is outside, or None."""
+        for axis, level in shown.items():
+            if level not in self.levels(axis):
+                return f"{axis}={level} is outside {'|'.join(self.levels(axis))}"
+        for combination in self.forbidden:
+            if all(shown.get(axis) in levels for axis, levels in combination.items()):
+                return "forbidden: " + ",".join(f"{axis}={shown[axis]}" for axis in combination)
+        return None
+
+    def narrowed(self, where: Mapping[str, Levels]) -> "Domain":
+        """This domain with the levels of `where` only.
+
+        Raises UsageError where nothing is left of an axis.
+        """
+        allowed = dict(self.allowed)
+        for axis, levels in where.items():
+            kept = tuple(level for level in self.levels(axis) if level in levels)
+            if not kept:
+                raise UsageError(
+                    f"--where {axis}={'|'.join(levels)}: the target accepts "
+                    f"{axis}={'|'.join(self.levels(axis))}"
+                )
+            allowed[axis] = kept
+        return msgspec.structs.replace(self, allowed=allowed)
+
+
+def nearest(word: str, known: Mapping[str, object] | Levels) -> str:
+    """`; did you mean X?` for the closest known word, or the list of known words."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
+
+
+def parse_where(text: str) -> dict[str, Levels]:
+    """The levels per axis of `AXIS=LEVEL[|LEVEL],…`; an axis named twice takes both.
+
+    Raises UsageError for an unknown axis or level, naming the nearest known one.
+    """
+    where: dict[str, Levels] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        axis, equals, levels = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise UsageError(f"--where {part!r}: expected AXIS=LEVEL")
+        if axis not in AXIS:
+            raise UsageError(f"--where {part!r}: no axis {axis!r}; {nearest(axis, AXIS)}")
+        for level in levels.split("|"):
+            if level not in AXIS[axis].levels:
+                raise UsageError(
+                    f"--where {part!r}: {axis} has no level {level!r}; "
+                    f"{nearest(level, AXIS[axis].levels)}"
+                )
+            where[axis] = (*where.get(axis, ()), level)
+    return where

@@ -1,0 +1,161 @@
+"""A case: the lowered, complete test input, a small program over named buffers.
+
+Buffers hold bytes, fields say which logical element lies where, tensors are the views that a
+target is handed, steps are the calls in order. The worker and the oracles read nothing else: the
+scene that a case came from rides along only so that a smaller one can be lowered again.
+"""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES, itemsize
+from kvfuzz.model.fill import Fill, IntegerFill
+from kvfuzz.model.layout import Field, Geometry
+from kvfuzz.model.scene import Scene
+
+Access = Literal["read", "write"]
+
+
+class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One allocation of `nbytes` bytes, initially holding `fill`."""
+
+    name: str
+    nbytes: int
+    fill: Fill
+
+
+class TensorView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a target receives: strides and offset in bytes, shape in elements of `dtype`."""
+
+    name: str
+    buffer: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    def last_byte(self) -> int:
+        """The largest byte address that an element of the view occupies."""
+        reach = sum(
+            (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
+        )
+        return self.offset + reach + itemsize(self.dtype) - 1
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One call of an op.
+
+    `tensors` and `fields` map the op's parameters to names of views and fields; `scalars` holds
+    its other arguments. `by` says who executes it: the target under test or its declared partner.
+    """
+
+    op: str
+    tensors: dict[str, str]
+    fields: dict[str, str]
+    scalars: dict[str, int | str]
+    by: Literal["target", "partner"] = "target"
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole test input."""
+
+    geometry: Geometry
+    buffers: tuple[Buffer, ...]
+    fields: tuple[Field, ...]
+    tensors: tuple[TensorView, ...]
+    steps: tuple[Step, ...]
+    scene: Scene
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer called `name`."""
+        return next(buffer for buffer in self.buffers if buffer.name == name)
+
+    def field(self, name: str) -> Field:
+        """The field called `name`."""
+        return next(field for field in self.fields if field.name == name)
+
+    def tensor(self, name: str) -> TensorView:
+        """The view called `name`."""
+        return next(tensor for tensor in self.tensors if tensor.name == name)
+
+    def bound_field(self, step: Step, parameter: str) -> Field:
+        """The field that `parameter` of `step` is bound to."""
+        return self.field(step.fields[parameter])
+
+    def integers(self, step: Step, parameter: str) -> tuple[int, ...]:
+        """The written-out elements of the metadata tensor bound to `parameter`."""
+        fill = self.buffer(self.tensor(step.tensors[parameter]).buffer).fill
+        if not isinstance(fill, IntegerFill):
+            raise UsageError(f"{parameter} is bound to buffer without written-out integers")
+        return fill.values
+
+    def owner(self, buffer: str, byte: int) -> tuple[Field, dict[str, int]] | None:
+        """The field and coordinate whose element holds `byte` of `buffer`, if any."""
+        for field in self.fields:
+            if field.buffer == buffer and (found := field.coordinate(byte)) is not None:
+                return field, {str(axis): value for axis, value in found.items()}
+        return None
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise UsageError(f"impossible case: {what}")
+
+
+def check(case: Case) -> None:
+    """Raise UsageError with the first thing that makes `case` impossible to execute."""
+    names = [part.name for part in (*case.buffers, *case.tensors, *case.fields)]
+    sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
+    for group in (case.buffers, case.tensors, case.fields):
+        unique = {part.name for part in group}
+        _require(len(unique) == len(group), f"two parts share a name among {names}")
+    known = DTYPES.keys() | INTEGER_SIZES.keys()
+    for buffer in case.buffers:
+        _require(buffer.nbytes >= 1, f"buffer {buffer.name}: nbytes={buffer.nbytes}")
+        if isinstance(buffer.fill, IntegerFill):
+            _require(buffer.fill.dtype in known, f"buffer {buffer.name}: dtype {buffer.fill.dtype}")
+            written = len(buffer.fill.values) * itemsize(buffer.fill.dtype)
+            _require(
+                written == buffer.nbytes,
+                f"buffer {buffer.name}: {written} bytes written out, nbytes={buffer.nbytes}",
+            )
+    for part in (*case.fields, *case.tensors):
+        where = f"{part.name} in buffer {part.buffer}"
+        _require(part.buffer in sizes, f"{where}: no such buffer")
+        _require(part.dtype in known, f"{where}: unknown dtype {part.dtype!r}")
+    for field in case.fields:
+        where = f"field {field.name} in buffer {field.buffer}"
+        _require(
+            all(term.stride > 0 and term.div > 0 and term.mod >= 0 for term in field.terms)
+            and all(extent > 0 for extent in field.extents.values())
+            and all(term.axis in field.extents for term in field.terms),
+            f"{where}: strides, divs and extents must be positive",
+        )
+        _require(
+            field.base >= 0 and field.last_byte() < sizes[field.buffer],
+            f"{where}: bytes {field.base}..{field.last_byte()} outside {sizes[field.buffer]} bytes",
+        )
+    for view in case.tensors:
+        where = f"tensor {view.name} in buffer {view.buffer}"
+        element = itemsize(view.dtype)
+        _require(
+            len(view.shape) == len(view.strides)
+            and all(size >= 0 for size in view.shape)
+            and all(stride >= 0 and stride % element == 0 for stride in view.strides)
+            and view.offset >= 0
+            and view.offset % element == 0,
+            f"{where}: shape {view.shape}, strides {view.strides}, offset {view.offset}",
+        )
+        _require(
+            math.prod(view.shape) == 0 or view.last_byte() < sizes[view.buffer],
+            f"{where}: reaches byte {view.last_byte()} of {sizes[view.buffer]}",
+        )
+    for step in case.steps:
+        for parameter, name in (*step.tensors.items(), *step.fields.items()):
+            _require(
+                name in {part.name for part in (*case.tensors, *case.fields)},
+                f"step {step.op}: {parameter} is bound to {name!r}, which does not exist",
+            )

@@ -1,0 +1,102 @@
+"""What the bytes of a buffer are before the first launch.
+
+Small metadata is written out as integers. Bulk bytes come from a counter-based hash, so that a
+case of a few kilobytes describes megabytes and any machine computes the same ones:
+
+    word(seed, stream, i) = mix(mix(seed + stream * GOLDEN) + i * GOLDEN)    (64 bits, wrapping)
+
+where mix is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) and `stream` is a
+hash of the buffer's name. Byte `a` of a `bytes` fill is byte `a % 8` (little endian) of word
+`a // 8`. Element `i` of a `floats` fill is made of the bits of word `i`: mantissa from the low
+bits, sign from bit 63, biased exponent `low + (word >> 32) % 2**16 % (high - low + 1)`.
+This module is the scalar definition; the worker computes the same in tensors, and TEST_VECTORS
+hold both to it.
+"""
+
+import hashlib
+
+import msgspec
+
+from kvfuzz.model.dtypes import DTYPES
+
+ALGORITHM = "splitmix64/1"
+"""Name and version that a seed records; a seed with another one is refused."""
+
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+MASK = (1 << 64) - 1
+
+
+class IntegerFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="integers"):
+    """Every element written out, in the format of the tensor that views the buffer.
+
+    For a float format the integers are bit patterns.
+    """
+
+    dtype: str
+    values: tuple[int, ...]
+
+
+class ByteFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="bytes"):
+    """Hash bytes: every code of every format occurs, NaN payloads included."""
+
+    seed: int
+
+
+class FloatFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="floats"):
+    """Elements of `dtype` whose biased exponent lies in `low`..`high`; 0 gives subnormals."""
+
+    seed: int
+    dtype: str
+    low: int
+    high: int
+
+
+Fill = IntegerFill | ByteFill | FloatFill
+
+
+def mix(word: int) -> int:
+    """The finaliser of SplitMix64 on 64 bits."""
+    word = ((word ^ (word >> 30)) * MIX_1) & MASK
+    word = ((word ^ (word >> 27)) * MIX_2) & MASK
+    return word ^ (word >> 31)
+
+
+def stream_of(buffer: str) -> int:
+    """The stream number of a buffer: the first 8 bytes of the SHA-256 of its name."""
+    return int.from_bytes(hashlib.sha256(buffer.encode()).digest()[:8], "little")
+
+
+def origin_of(seed: int, buffer: str) -> int:
+    """The counter at which the words of a buffer start."""
+    return mix((seed + stream_of(buffer) * GOLDEN) & MASK)
+
+
+def word(seed: int, buffer: str, index: int) -> int:
+    """Word `index` of a buffer's stream."""
+    return mix((origin_of(seed, buffer) + index * GOLDEN) & MASK)
+
+
+def byte_at(fill: ByteFill, buffer: str, address: int) -> int:
+    """The byte that `fill` puts at `address` of a buffer."""
+    return (word(fill.seed, buffer, address // 8) >> (8 * (address % 8))) & 0xFF
+
+
+def code_at(fill: FloatFill, buffer: str, index: int) -> int:
+    """The code of element `index` that `fill` puts into a buffer."""
+    dtype, bits = DTYPES[fill.dtype], word(fill.seed, buffer, index)
+    exponent = fill.low + (bits >> 32) % (1 << 16) % (fill.high - fill.low + 1)
+    mantissa = bits & ((1 << dtype.mantissa_bits) - 1)
+    sign = dtype.sign_bit if bits >> 63 else 0
+    return sign | (exponent << dtype.mantissa_bits) | mantissa
+
+
+TEST_VECTORS: tuple[tuple[int, str, int, int], ...] = (
+    (0, "kv_cache", 0, 0x44E73E2D4BFBB615),
+    (0, "kv_cache", 1, 0x53FE48266868C0C9),
+    (1, "kv_cache", 0, 0x727F4DBC652D587B),
+    (0, "key", 1 << 20, 0x278DC1D84F1A2DBA),
+    (MASK, "value", 12345, 0x21AA754EB0FE4A55),
+)
+"""(seed, buffer, index, word)."""

@@ -1,0 +1,103 @@
+"""A seed: one case on disk, for a target and a property, that any later version can replay.
+
+JSON with every field written and unknown fields refused; no pickles, no paths, no line numbers.
+The id is a hash of what decides the verdict (case, target, property), so provenance can be edited
+and equal findings get one file. `UPGRADES` lifts the JSON of an older schema, one version a step.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model import case as cases
+from kvfuzz.model.case import Case
+from kvfuzz.model.fill import ALGORITHM
+from kvfuzz.model.verdict import Launch
+
+SCHEMA = 1
+
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""From schema version to a pure function that returns the same seed one version later."""
+
+
+class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the recording run saw: a record to compare with, never the verdict of a replay."""
+
+    verdict: str
+    digest: str
+    launches: tuple[Launch, ...] = ()
+
+
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a seed comes from. Outside the id."""
+
+    kvfuzz: str
+    triton: str
+    torch: str
+    lane: str
+    arch: str
+    content: str
+    note: str = ""
+
+
+class Seed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One case with the target and property it is about."""
+
+    target: str
+    op: str
+    property: str
+    case: Case
+    expected: Expected
+    provenance: Provenance
+    fill: str = ALGORITHM
+    schema: int = SCHEMA
+
+    @property
+    def id(self) -> str:
+        """Sixteen hex digits that name the seed and its file."""
+        parts = (self.target, self.op, self.property, self.case)
+        canonical = msgspec.json.encode(parts, order="deterministic")
+        return hashlib.sha256(canonical).hexdigest()[:16]
+
+
+def dump(seed: Seed) -> bytes:
+    """The file content of a seed."""
+    return msgspec.json.encode(seed, order="deterministic") + b"\n"
+
+
+def load(data: bytes, *, where: str) -> Seed:
+    """The seed in `data`; `where` names it in messages.
+
+    Raises UsageError for what is no JSON, of a newer version, has unknown or missing fields, or
+    describes an impossible case.
+    """
+    try:
+        raw = json.loads(data)
+    except ValueError as error:
+        raise UsageError(f"seed {where}: not JSON ({error})") from None
+    version = raw.get("schema") if isinstance(raw, dict) else None
+    if not isinstance(version, int) or version < 1:
+        raise UsageError(
+            f"seed {where}: schema={version!r}, expected an integer from 1 to {SCHEMA}"
+        )
+    if version > SCHEMA:
+        raise UsageError(
+            f"seed {where}: schema={version} is newer than this kvfuzz reads ({SCHEMA}); upgrade it"
+        )
+    for step in range(version, SCHEMA):
+        raw = UPGRADES[step](raw)
+    try:
+        seed = msgspec.convert(raw, Seed)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"seed {where}: {error}") from None
+    if seed.fill != ALGORITHM:
+        raise UsageError(f"seed {where}: fill={seed.fill!r}, expected {ALGORITHM!r}")
+    try:
+        cases.check(seed.case)
+    except UsageError as error:
+        raise UsageError(f"seed {where}: {error}") from None
+    return seed

@@ -1,0 +1,41 @@
+"""What a target says about itself: its op, its domain, how it quantises, where it comes from.
+
+The worker, which can load the target, sends this to the parent, which cannot.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from kvfuzz.model.axes import Domain
+
+
+class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a write target turns x into a cache element; the oracle has one exact form for each.
+
+    The quotient is computed in fp32 and rounded once to the cache dtype, nearest even, saturating.
+    """
+
+    quotient: Literal["x/s", "x*(1/s)"] = "x/s"
+    source: str = ""
+
+
+class TargetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the user asked for: a target's name, source trees by project, the op where it matters."""
+
+    name: str
+    sources: dict[str, str] = {}
+    op: str = ""
+
+
+class TargetInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A loaded target, described as data."""
+
+    name: str
+    op: str
+    domain: Domain
+    quantise: Quantise
+    partner: str
+    """Name of the target that executes the inverse op in a round trip; empty where none does."""
+    content: str
+    """First 16 hex digits of the SHA-256 of the source file under test."""

@@ -1,0 +1,78 @@
+"""What the worker says about one case: a result per property, as data.
+
+`passed` and `failed` were decided; `not_checked` says why nothing was. A case on which the target
+declared that it refuses the input, before any launch, is `refused` and decides nothing.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Outcome = Literal["passed", "failed", "not_checked"]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A byte of a buffer and the element that owns it; `field` is empty where nothing does."""
+
+    buffer: str
+    byte: int
+    field: str = ""
+    layer: str = ""
+    coordinate: dict[str, int] = {}
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """Why a property failed: one sentence, and the first wrong byte where there is one."""
+
+    message: str
+    place: Place | None = None
+    expected: str = ""
+    """Hex of the element's expected bytes, or of the byte where no element owns it."""
+    got: str = ""
+    wrong: int = 0
+    """Bytes that are wrong, of `judged` bytes that were compared."""
+    judged: int = 0
+    origin: Place | None = None
+    """Whose byte was found at `place`, where the lane recorded it."""
+
+
+class PropertyResult(msgspec.Struct, frozen=True):
+    """The outcome of one property on one case."""
+
+    name: str
+    outcome: Outcome
+    reason: str = ""
+    """Why it was not checked."""
+    violation: Violation | None = None
+
+
+class Hazard(msgspec.Struct, frozen=True):
+    """Something that had no influence on any result: reported apart, never red."""
+
+    kind: str
+    message: str
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """One kernel launch of the launch plan."""
+
+    kernel: str
+    grid: tuple[int, ...]
+    constexprs: dict[str, str]
+    options: dict[str, str]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Everything the worker decided about one case."""
+
+    results: tuple[PropertyResult, ...]
+    refused: str = ""
+    digest: str = ""
+    """SHA-256 of every buffer's bytes after the last step, first 16 hex digits."""
+    launches: tuple[Launch, ...] = ()
+    hazards: tuple[Hazard, ...] = ()
+
+    @property
+    def failed(self) -> tuple[PropertyResult, ...]:
+        """The properties that failed, in the order of the property table."""
+        return tuple(result for result in self.results if result.outcome == "failed")
