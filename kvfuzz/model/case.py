@@ -107,11 +107,13 @@ def _require(condition: bool, what: str) -> None:
 
 def check(case: Case) -> None:
     """Raise UsageError with the first thing that makes `case` impossible to execute."""
-    names = [part.name for part in (*case.buffers, *case.tensors, *case.fields)]
     sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
-    for group in (case.buffers, case.tensors, case.fields):
-        unique = {part.name for part in group}
-        _require(len(unique) == len(group), f"two parts share a name among {names}")
+    for names in (
+        [buffer.name for buffer in case.buffers],
+        [field.name for field in case.fields],
+        [tensor.name for tensor in case.tensors],
+    ):
+        _require(len(set(names)) == len(names), f"two parts share a name among {names}")
     known = DTYPES.keys() | INTEGER_SIZES.keys()
     for buffer in case.buffers:
         _require(buffer.nbytes >= 1, f"buffer {buffer.name}: nbytes={buffer.nbytes}")
@@ -122,10 +124,12 @@ def check(case: Case) -> None:
                 written == buffer.nbytes,
                 f"buffer {buffer.name}: {written} bytes written out, nbytes={buffer.nbytes}",
             )
-    for part in (*case.fields, *case.tensors):
-        where = f"{part.name} in buffer {part.buffer}"
-        _require(part.buffer in sizes, f"{where}: no such buffer")
-        _require(part.dtype in known, f"{where}: unknown dtype {part.dtype!r}")
+    placed = [(field.name, field.buffer, field.dtype) for field in case.fields]
+    placed += [(tensor.name, tensor.buffer, tensor.dtype) for tensor in case.tensors]
+    for name, buffer_name, dtype in placed:
+        where = f"{name} in buffer {buffer_name}"
+        _require(buffer_name in sizes, f"{where}: no such buffer")
+        _require(dtype in known, f"{where}: unknown dtype {dtype!r}")
     for field in case.fields:
         where = f"field {field.name} in buffer {field.buffer}"
         _require(
@@ -156,6 +160,6 @@ def check(case: Case) -> None:
     for step in case.steps:
         for parameter, name in (*step.tensors.items(), *step.fields.items()):
             _require(
-                name in {part.name for part in (*case.tensors, *case.fields)},
+                name in {name for name, _, _ in placed},
                 f"step {step.op}: {parameter} is bound to {name!r}, which does not exist",
             )

@@ -19,8 +19,10 @@ from kvfuzz.model.dtypes import itemsize
 Axis = Literal["block", "head", "token", "dim"]
 
 
-class Term(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Term(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One digit of a coordinate: `stride` bytes for each step of `(axis // div) % mod`.
+
+    An array in JSON, since a case holds dozens.
 
     `mod` 0 means that the digit is not bounded by a further split.
     """

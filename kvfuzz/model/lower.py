@@ -7,14 +7,19 @@ is not named must survive. `with_round_trip` appends the inverse op to a lowered
 
 import math
 
+import msgspec
+
 from kvfuzz.model.case import Buffer, Case, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, CacheDtype, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, word
-from kvfuzz.model.layout import Field, Geometry, Term, cache_fields
+from kvfuzz.model.layout import Axis, Field, Geometry, Term, cache_fields
 from kvfuzz.model.scene import Scene, check
 
 CACHE = "kv_cache"
 PAD_SLOT_ID = -1
+
+Parts = tuple[list[Buffer], list[Field], list[TensorView], Step]
+"""What an op adds to the cache: its own buffers, fields and views, and the step."""
 
 
 def lower(scene: Scene) -> Case:
@@ -57,16 +62,13 @@ def slots(scene: Scene) -> tuple[int, ...]:
 
 def _attention_only(fields: list[Field], scene: Scene) -> list[Field]:
     blocks = tuple(b for b in range(scene.geometry.num_blocks) if b not in scene.state_blocks)
-    return [
-        Field(f.name, f.buffer, f.dtype, f.base, f.terms, f.extents, f.layer, blocks)
-        for f in fields
-    ]
+    return [msgspec.structs.replace(field, blocks=blocks) for field in fields]
 
 
 def _state(scene: Scene, page: int) -> Field:
     terms = (Term("block", page), Term("dim", 1))
-    extents = {"block": scene.geometry.num_blocks, "dim": page}
-    return Field("state", CACHE, "u8", 0, terms, extents, "layer.1", scene.state_blocks)  # type: ignore[arg-type]
+    extents: dict[Axis, int] = {"block": scene.geometry.num_blocks, "dim": page}
+    return Field("state", CACHE, "u8", 0, terms, extents, "layer.1", scene.state_blocks)
 
 
 def _cache_view(name: str, field: Field, g: Geometry, order: str) -> TensorView:
@@ -122,10 +124,7 @@ def _rows(
         name,
         dtype,
         0,
-        tuple(
-            Term(axis, stride)
-            for axis, stride in zip(("token", "head", "dim"), strides, strict=True)
-        ),  # type: ignore[arg-type]
+        (Term("token", strides[0]), Term("head", strides[1]), Term("dim", strides[2])),
         {"token": max(num_rows, 1), "head": g.num_kv_heads, "dim": g.head_size},
     )
     view = TensorView(name, name, dtype, (num_rows, g.num_kv_heads, g.head_size), strides)
@@ -148,12 +147,14 @@ def activation_fill(seed: int, model: CacheDtype, cache: CacheDtype, scale: floa
     return FloatFill(seed, model.name, max(0, min(high, bottom + model.bias)), high)
 
 
-def _write(scene: Scene) -> tuple[list[Buffer], list[Field], list[TensorView], Step]:
+def _write(scene: Scene) -> Parts:
     num_rows = scene.num_tokens + len(scene.padding)
     remaining = iter(slots(scene))
     padded = set(scene.padding)
     mapping = tuple(PAD_SLOT_ID if row in padded else next(remaining) for row in range(num_rows))
-    buffers, fields, views = [_integers("slot_mapping", mapping, "i64")], [], []
+    buffers = [_integers("slot_mapping", mapping, "i64")]
+    fields: list[Field] = []
+    views: list[TensorView] = []
     for name, bits in (("key", scene.k_scale), ("value", scene.v_scale)):
         scale = DTYPES["fp32"].decode(bits)
         fill = activation_fill(
@@ -171,7 +172,7 @@ def _write(scene: Scene) -> tuple[list[Buffer], list[Field], list[TensorView], S
     )
 
 
-def _gather(scene: Scene) -> tuple[list[Buffer], list[Field], list[TensorView], Step]:
+def _gather(scene: Scene) -> Parts:
     table, starts, ends = [], [], [0]
     for row, sequence in enumerate(scene.sequences):
         for column in range(scene.table_width):
@@ -191,7 +192,7 @@ def _gather_parts(
     starts: tuple[int, ...],
     cu_seqlens: tuple[int, ...],
     owners: tuple[int, ...],
-) -> tuple[list[Buffer], list[Field], list[TensorView], Step]:
+) -> Parts:
     num_tokens, num_seqs = len(owners), len(starts)
     width = len(table) // num_seqs
     buffers = [

@@ -5,6 +5,7 @@ The id is a hash of what decides the verdict (case, target, property), so proven
 and equal findings get one file. `UPGRADES` lifts the JSON of an older schema, one version a step.
 """
 
+import builtins
 import hashlib
 import json
 from collections.abc import Callable
@@ -56,7 +57,7 @@ class Seed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fill: str = ALGORITHM
     schema: int = SCHEMA
 
-    @property
+    @builtins.property  # `property` is one of the fields
     def id(self) -> str:
         """Sixteen hex digits that name the seed and its file."""
         parts = (self.target, self.op, self.property, self.case)

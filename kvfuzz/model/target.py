@@ -21,7 +21,7 @@ class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TargetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the user asked for: a target's name, source trees by project, the op where it matters."""
+    """What the user asked for: a target, source trees by project, the op where ambiguous."""
 
     name: str
     sources: dict[str, str] = {}
