@@ -85,9 +85,13 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The field that `parameter` of `step` is bound to."""
         return self.field(step.fields[parameter])
 
+    def bound_buffer(self, step: Step, parameter: str) -> str:
+        """The name of the buffer behind the tensor that `parameter` of `step` is bound to."""
+        return self.tensor(step.tensors[parameter]).buffer
+
     def integers(self, step: Step, parameter: str) -> tuple[int, ...]:
         """The written-out elements of the metadata tensor bound to `parameter`."""
-        fill = self.buffer(self.tensor(step.tensors[parameter]).buffer).fill
+        fill = self.buffer(self.bound_buffer(step, parameter)).fill
         if not isinstance(fill, IntegerFill):
             raise UsageError(f"{parameter} is bound to buffer without written-out integers")
         return fill.values

@@ -141,10 +141,9 @@ def activation_fill(seed: int, model: CacheDtype, cache: CacheDtype, scale: floa
     if model.name == cache.name:
         return ByteFill(seed)
     top = math.frexp(cache.max_finite * scale)[1] - 1  # 2**top <= max_finite * scale
-    high = min(top - 1, model.max_code >> model.mantissa_bits) + model.bias
-    high = max(0, min(high, (1 << model.exponent_bits) - 2))
-    bottom = math.frexp(scale)[1] + 1 - cache.bias - cache.mantissa_bits - 3
-    return FloatFill(seed, model.name, max(0, min(high, bottom + model.bias)), high)
+    smallest = math.frexp(scale)[1] - cache.bias - cache.mantissa_bits  # the least subnormal's
+    high = max(0, min(top - 1 + model.bias, (1 << model.exponent_bits) - 2))
+    return FloatFill(seed, model.name, max(0, min(high, smallest - 3 + model.bias)), high)
 
 
 def _write(scene: Scene) -> Parts:

@@ -86,8 +86,9 @@ def check(scene: Scene) -> None:
             f"shuffle needs head_size={g.head_size} and block_size={g.block_size} divisible by {x}",
         )
     _require(
-        scene.layout == "hybrid" or not scene.state_blocks,
-        f"state_blocks={scene.state_blocks} outside a hybrid allocation",
+        (scene.layout == "hybrid") == bool(scene.state_blocks),
+        f"layout={scene.layout} with state_blocks={scene.state_blocks}: "
+        "a hybrid allocation has blocks of Mamba state, and no other has",
     )
     for name, bits in (("k_scale", scene.k_scale), ("v_scale", scene.v_scale)):
         value = DTYPES["fp32"].decode(bits)

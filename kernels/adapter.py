@@ -1,0 +1,21 @@
+"""What the engine holds of a target: its description as data, and one callable."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kvfuzz.model.target import TargetInfo
+
+Call = Callable[[Mapping[str, torch.Tensor], Mapping[str, int | str]], None]
+"""Takes a step's tensors and scalars under the op's own parameter names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A target that can be called."""
+
+    info: TargetInfo
+    call: Call
+    refusals: tuple[type[BaseException], ...] = ()
+    """Exceptions by which the target declares, before any launch, that it refuses an input."""

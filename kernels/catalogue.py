@@ -1,0 +1,67 @@
+"""The names of all targets, for lists and messages.
+
+Nothing here imports torch or triton: the parent process lists targets, the worker loads them.
+"""
+
+from importlib.metadata import entry_points
+from typing import NamedTuple
+
+from kvfuzz.kernels.mutants.patches import mutants
+
+ENTRY_POINTS = "kvfuzz.targets"
+"""Group of entry points, each a function from a TargetSpec to an Adapter."""
+
+
+class Listed(NamedTuple):
+    """A target that can be named without a path."""
+
+    name: str
+    op: str
+    description: str
+
+
+SHIPPED: tuple[Listed, ...] = (
+    Listed(
+        "builtin:gather_cache", "gather_cache", "kvfuzz's own gather, written to be read and copied"
+    ),
+    Listed(
+        "builtin:reshape_and_cache",
+        "reshape_and_cache",
+        "kvfuzz's own writer, written to be read and copied",
+    ),
+    Listed(
+        "conch:reshape_and_cache",
+        "reshape_and_cache",
+        "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",
+    ),
+    Listed(
+        "vllm:cp_mha_gather_cache",
+        "gather_cache",
+        "vLLM's AITER gather, NHD and SHUFFLE; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:reshape_and_cache",
+        "reshape_and_cache",
+        "vLLM's writer for the format at hand, one of the next two; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:reshape_and_cache_flash",
+        "reshape_and_cache",
+        "vLLM's Triton writer, NHD and HND; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:reshape_and_cache_shuffle",
+        "reshape_and_cache",
+        "vLLM's AITER writer, SHUFFLE; needs --source vllm=DIR",
+    ),
+)
+
+
+def list_targets() -> tuple[Listed, ...]:
+    """Every target that has a name: shipped, mutants, then entry points of installed packages."""
+    return (
+        *SHIPPED,
+        *(Listed(f"mutant:{each.name}", each.patches, each.models) for each in mutants()),
+        # What an entry point's op is, only loading it would tell.
+        *(Listed(each.name, "", each.value) for each in entry_points(group=ENTRY_POINTS)),
+    )

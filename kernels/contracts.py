@@ -1,0 +1,162 @@
+"""The argument contract of each op, and how a function that fulfils it is bound.
+
+A function is bound by the names of its parameters. Each op has canonical names (those of
+`kvfuzz.model.lower`), the aliases under which engines spell them, and values that are derived
+from the others. Parameters with a default that no contract knows keep their default.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kvfuzz.errors import UsageError
+from kvfuzz.kernels.adapter import Call
+from kvfuzz.model.dtypes import DTYPES
+
+Tensors = Mapping[str, torch.Tensor]
+Scalars = Mapping[str, int | str]
+Derivation = Callable[[Tensors, Scalars], int | str | bool]
+
+
+def _is_fp8(tensors: Tensors, scalars: Scalars) -> bool:
+    return DTYPES[str(scalars["cache_dtype"])].is_fp8
+
+
+def _kv_cache_dtype(tensors: Tensors, scalars: Scalars) -> str:
+    """vLLM's spelling; fn or fnuz is not part of it, the platform decides that."""
+    if not _is_fp8(tensors, scalars):
+        return "auto"
+    return "fp8_e5m2" if "e5m2" in str(scalars["cache_dtype"]) else "fp8_e4m3"
+
+
+def _size(tensor: str, axis: int) -> Derivation:
+    return lambda tensors, scalars: tensors[tensor].shape[axis]
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The parameters of one op: `required` must be taken, `optional` may be."""
+
+    op: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    aliases: Mapping[str, str]
+    """From another spelling to the canonical or derived name."""
+    derived: Mapping[str, Derivation] = field(default_factory=dict)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Every parameter name that can be bound."""
+        return (*self.required, *self.optional, *self.derived, *self.aliases)
+
+    def canonical(self, name: str) -> str | None:
+        """The canonical or derived name that a parameter called `name` stands for."""
+        name = self.aliases.get(name, name)
+        return name if name in self.known else None
+
+
+_SCALES = {"k_scales": "k_scale", "v_scales": "v_scale"}
+_CACHES = {"k_cache": "key_cache", "v_cache": "value_cache"}
+_DERIVED: dict[str, Derivation] = {
+    "kv_cache_dtype": _kv_cache_dtype,
+    "block_size": _size("key_cache", 1),
+    "num_kv_heads": _size("key_cache", 2),
+    "head_size": _size("key_cache", 3),
+}
+_SIZES = {"page_size": "block_size", "num_heads": "num_kv_heads", "head_dim": "head_size"}
+
+CONTRACTS: dict[str, Contract] = {
+    contract.op: contract
+    for contract in (
+        Contract(
+            op="reshape_and_cache",
+            required=("key", "value", "key_cache", "value_cache", "slot_mapping"),
+            optional=("k_scale", "v_scale", "kv_cache_layout", "cache_dtype"),
+            aliases={**_SCALES, **_CACHES, **_SIZES, "slots": "slot_mapping"},
+            derived={**_DERIVED, "quant": _is_fp8, "num_tokens": _size("slot_mapping", 0)},
+        ),
+        Contract(
+            op="gather_cache",
+            required=("key_cache", "value_cache", "key", "value", "block_table", "cu_seqlens_kv"),
+            optional=(
+                "seq_starts",
+                "token_to_batch",
+                "k_scale",
+                "v_scale",
+                "kv_cache_layout",
+                "cache_dtype",
+            ),
+            aliases={
+                **_SCALES,
+                **_CACHES,
+                **_SIZES,
+                "block_tables": "block_table",
+                "cu_seqlens": "cu_seqlens_kv",
+                "cu_seq_lens": "cu_seqlens_kv",
+                "token_to_seq": "token_to_batch",
+                "key_out": "key",
+                "value_out": "value",
+                "num_tokens": "total_tokens",
+            },
+            derived={**_DERIVED, "dequant": _is_fp8, "total_tokens": _size("token_to_batch", 0)},
+        ),
+    )
+}
+
+
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p for p in inspect.signature(function).parameters.values() if p.kind not in variadic]
+
+
+def objections(function: Callable[..., object], op: str) -> tuple[str, ...]:
+    """Why `function` cannot be bound as `op`, one sentence each; empty where it can."""
+    contract = CONTRACTS[op]
+    parameters = _parameters(function)
+    taken = {contract.canonical(parameter.name) for parameter in parameters}
+    return (
+        *(
+            f"required parameter {parameter.name!r} is not known"
+            for parameter in parameters
+            if parameter.default is parameter.empty and not contract.canonical(parameter.name)
+        ),
+        *(f"takes no {name}" for name in contract.required if name not in taken),
+    )
+
+
+def bind(function: Callable[..., object], op: str) -> Call:
+    """The call that hands `function` a step's arguments under its own parameter names.
+
+    Raises UsageError where a required parameter is unknown to the op or one of the op's own is
+    not taken.
+    """
+    contract = CONTRACTS[op]
+    if found := objections(function, op):
+        raise UsageError(
+            f"{getattr(function, '__name__', function)} as {op}: {'; '.join(found)}; "
+            f"known parameters are {', '.join(contract.known)}"
+        )
+    plan = [
+        (parameter, name)
+        for parameter in _parameters(function)
+        if (name := contract.canonical(parameter.name))
+    ]
+
+    def call(tensors: Tensors, scalars: Scalars) -> None:
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for parameter, name in plan:
+            if name in contract.derived:
+                value: Any = contract.derived[name](tensors, scalars)
+            else:
+                value = tensors[name] if name in tensors else scalars[name]
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                positional.append(value)
+            else:
+                named[parameter.name] = value
+        function(*positional, **named)
+
+    return call

@@ -1,0 +1,87 @@
+"""Targets in a file of the user's: `path/to/file.py:function`."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvfuzz.errors import NotCheckedError, UsageError
+from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.kernels.contracts import CONTRACTS, bind, objections
+from kvfuzz.kernels.own import INVERSE, content_of
+from kvfuzz.model.axes import Domain, nearest
+from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
+
+
+def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
+    """The adapter of the function; its op is `spec.op`, or what its parameters say.
+
+    It claims all that can be drawn: narrow it with --where, or let the function refuse by raising
+    NotImplementedError. Raises UsageError where the file, the function or its op cannot be made
+    out, and NotCheckedError where the file does not import.
+    """
+    file, _, name = spec.name.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"target {spec.name}: no file {file}")
+    source = path.read_bytes()
+    content = content_of(source)
+    function = _function(_import(path, content), name, spec.name)
+    op = spec.op or _op_of(function, spec.name)
+    if op not in CONTRACTS:
+        raise UsageError(f"--op {op}: no such op; {nearest(op, CONTRACTS)}")
+    info = TargetInfo(
+        # Never the path: a seed must mean the same on every machine.
+        name=f"file:{name}",
+        op=op,
+        domain=Domain(source="a file target claims everything; narrow it with --where"),
+        quantise=Quantise("x/s", "taken for granted of a file target"),
+        partner=INVERSE[op],
+        content=content,
+    )
+    return Adapter(info, bind(function, op), (NotImplementedError,))
+
+
+def _import(path: Path, content: str) -> ModuleType:
+    name = f"kvfuzz_target_{content}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    if specification is None or specification.loader is None:
+        raise UsageError(f"target {path}: expected a Python file, path/to/file.py:function")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise NotCheckedError(
+            f"target {path} does not import: {type(error).__name__}: {error}"
+        ) from error
+    return module
+
+
+def _function(module: ModuleType, name: str, target: str) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    functions = {key: None for key, value in vars(module).items() if callable(value)}
+    if found is None:
+        raise UsageError(f"target {target}: no function {name!r}; {nearest(name, functions)}")
+    if hasattr(found, "__getitem__") or not callable(found):
+        raise UsageError(
+            f"target {target}: {name} is a kernel or no function; "
+            "name the Python function that launches it"
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def _op_of(function: Callable[..., Any], target: str) -> str:
+    found = {op: objections(function, op) for op in CONTRACTS}
+    fitting = [op for op, against in found.items() if not against]
+    if len(fitting) != 1:
+        why = "; ".join(f"as {op}: {', '.join(against)}" for op, against in found.items())
+        raise UsageError(
+            f"target {target}: its parameters fit {len(fitting)} ops, say which with "
+            f"--op {'|'.join(CONTRACTS)} ({why if not fitting else ', '.join(fitting)})"
+        )
+    return fitting[0]

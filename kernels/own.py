@@ -1,0 +1,73 @@
+"""Adapters of the kernels in `builtin/`, whole (builtin:NAME) and broken (mutant:NAME)."""
+
+import hashlib
+import linecache
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kvfuzz.errors import UsageError
+from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.kernels.builtin.gather_cache import gather_cache
+from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
+from kvfuzz.kernels.contracts import bind
+from kvfuzz.kernels.mutants.patches import BUILTIN, Mutant, mutants
+from kvfuzz.model.axes import Domain, nearest
+from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
+
+FUNCTIONS: dict[str, Callable[..., None]] = {
+    "gather_cache": gather_cache,
+    "reshape_and_cache": reshape_and_cache,
+}
+
+INVERSE = {
+    "gather_cache": "builtin:reshape_and_cache",
+    "reshape_and_cache": "builtin:gather_cache",
+}
+"""By op, who undoes it."""
+
+QUANTISE = Quantise("x/s", "kernels/builtin/reshape_and_cache.py: quantised")
+
+REFUSALS = (NotImplementedError,)
+
+
+def content_of(source: bytes) -> str:
+    """The hash that names a source file in seeds and reports."""
+    return hashlib.sha256(source).hexdigest()[:16]
+
+
+def builtin(spec: TargetSpec, *, arch: str) -> Adapter:
+    """The adapter of builtin:OP. They accept whatever can be drawn, on every architecture."""
+    op = spec.name.partition(":")[2]
+    source = (BUILTIN / f"{op}.py").read_bytes()
+    return _adapter(spec.name, op, FUNCTIONS[op], source)
+
+
+def mutant(spec: TargetSpec, *, arch: str) -> Adapter:
+    """The adapter of mutant:NAME, which claims all that the kernel it breaks claims.
+
+    Raises UsageError for a name that the catalogue lacks.
+    """
+    name = spec.name.partition(":")[2]
+    known = {each.name: each for each in mutants()}
+    if name not in known:
+        raise UsageError(f"no mutant {name!r}; {nearest(name, known)}")
+    source = known[name].source()
+    return _adapter(spec.name, known[name].patches, load(known[name], source), source.encode())
+
+
+def load(broken: Mutant, source: str) -> Callable[..., Any]:
+    """The patched function. Its source is left in linecache, where triton.jit reads it."""
+    file = f"<kvfuzz mutant {broken.name}>"
+    # No time stamp: linecache never drops such an entry as stale.
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    module = ModuleType(f"kvfuzz_mutant_{broken.name}")
+    exec(compile(source, file, "exec"), module.__dict__)
+    function: Callable[..., Any] = getattr(module, broken.patches)
+    return function
+
+
+def _adapter(name: str, op: str, function: Callable[..., Any], source: bytes) -> Adapter:
+    domain = Domain(source=f"kernels/builtin/{op}.py takes every stride, size and format")
+    info = TargetInfo(name, op, domain, QUANTISE, INVERSE[op], content_of(source))
+    return Adapter(info, bind(function, op), REFUSALS)

@@ -1,0 +1,70 @@
+"""From the name of a target to its adapter."""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Protocol
+
+from kvfuzz.errors import NotCheckedError, UsageError
+from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.kernels.catalogue import ENTRY_POINTS, list_targets
+from kvfuzz.model.axes import nearest
+from kvfuzz.model.target import TargetSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEFAULT_ARCH = "gfx942"
+"""The default of the cpu lane; it decides which fp8 an engine uses."""
+
+
+class Maker(Protocol):
+    """Makes the adapter of a target of one kind."""
+
+    def __call__(self, spec: TargetSpec, *, arch: str) -> Adapter:
+        """The adapter of `spec`, as an engine on `arch` would call the target."""
+
+
+MAKERS: dict[str, tuple[str, str]] = {
+    "builtin": ("kvfuzz.kernels.own", "builtin"),
+    "mutant": ("kvfuzz.kernels.own", "mutant"),
+    "conch": ("kvfuzz.kernels.conch", "adapter"),
+    "vllm": ("kvfuzz.kernels.vllm", "adapter"),
+}
+"""Module and function by the part of a name before its colon; loaded when asked for."""
+
+
+def resolve(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter:
+    """The adapter of `spec` as an engine on `arch` would call the target.
+
+    Raises UsageError for a name that means nothing, NotCheckedError where the target, its source
+    tree or its package is absent.
+    """
+    kind, colon, _ = spec.name.partition(":")
+    if spec.name.rpartition(":")[0].endswith(".py"):
+        return _maker("kvfuzz.kernels.files", "adapter")(spec, arch=arch)
+    if kind == "file":
+        raise NotCheckedError(
+            f"{spec.name} stands for a function in a file that a seed does not name; "
+            "pass it again as path/to/file.py:function"
+        )
+    listed = {target.name: target for target in list_targets()}
+    if kind in MAKERS and (spec.name in listed or kind == "mutant"):
+        return _checked(_maker(*MAKERS[kind])(spec, arch=arch), spec)
+    for entry in entry_points(group=ENTRY_POINTS, name=spec.name):
+        make: Callable[[TargetSpec], Adapter] = entry.load()
+        return _checked(make(spec), spec)
+    raise UsageError(
+        f"no target {spec.name!r}; {nearest(spec.name, listed)}"
+        + ("" if colon else "; a function in a file is path/to/file.py:function")
+    )
+
+
+def _checked(adapter: Adapter, spec: TargetSpec) -> Adapter:
+    if spec.op not in ("", adapter.info.op):
+        raise UsageError(f"--op {spec.op}: {spec.name} is a {adapter.info.op}")
+    return adapter
+
+
+def _maker(module: str, function: str) -> Maker:
+    maker: Maker = getattr(import_module(module), function)
+    return maker

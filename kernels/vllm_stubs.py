@@ -1,0 +1,60 @@
+"""The few values of vLLM that its kernel files really use, with their sources in vLLM.
+
+Everything else is a stub that fails when used. The platform is ROCm, because that is where
+`rocm_aiter_fa` defines its kernels at all; `arch` decides the fp8 dialect.
+"""
+
+import logging
+
+import torch
+import triton
+import triton.language as tl
+
+from kvfuzz.kernels.fp8 import dialect_of
+from kvfuzz.kernels.source_loader import Known
+from kvfuzz.kernels.stubs import Stub
+from kvfuzz.model.dtypes import DTYPES
+
+TORCH_FP8 = {"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
+
+
+def _is_quantized_kv_cache(kv_cache_dtype: str) -> bool:
+    # Exact for the two spellings that kvfuzz passes, 'auto' and 'fp8_*'.
+    return kv_cache_dtype.startswith("fp8")
+
+
+def known(arch: str) -> Known:
+    """Real values by module name and attribute, as they are on `arch`."""
+    dialect = dialect_of(arch)
+    fp8 = TORCH_FP8[dialect]
+    # quant_utils.get_fp8_min_max: 224, not torch's 240, on fnuz platforms.
+    limit = 224.0 if dialect == "e4m3fnuz" else DTYPES[dialect].max_finite
+    platform = {
+        "is_rocm": lambda: True,
+        "is_cuda": lambda: False,
+        "is_cuda_alike": lambda: True,
+        "is_xpu": lambda: False,
+        "is_cpu": lambda: False,
+        "fp8_dtype": lambda: fp8,
+        "is_fp8_fnuz": lambda: dialect == "e4m3fnuz",
+        # Every CDNA architecture reports at least (9, 0): past the 89 asked for before fp8.
+        "has_device_capability": lambda capability, device_id=0: True,
+    }
+    quantised = {"is_quantized_kv_cache": _is_quantized_kv_cache}
+    return {
+        "vllm.triton_utils": {"triton": triton, "tl": tl},
+        "vllm.platforms": {"current_platform": Stub("vllm.platforms.current_platform", platform)},
+        "vllm.logger": {"init_logger": logging.getLogger},
+        "vllm.utils.torch_utils": quantised,
+        "vllm.v1.kv_cache_interface": quantised,
+        "vllm.model_executor.layers.quantization.utils.quant_utils": {
+            "FP8_DTYPE": fp8,
+            "get_fp8_min_max": lambda: (-limit, limit),
+        },
+        # Asked for in a class body (which pages to advertise), not by the kernels.
+        "vllm._aiter_ops": {
+            "rocm_aiter_ops": Stub(
+                "vllm._aiter_ops.rocm_aiter_ops", {"is_shuffle_kv_cache_enabled": lambda: False}
+            )
+        },
+    }

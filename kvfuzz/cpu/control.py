@@ -1,0 +1,164 @@
+"""Control flow over all programs at once: both sides of a branch run, each under its mask.
+
+A mask is bool `[P]`, or None while all programs are active. Values that reach a join are chosen
+per program. A loop goes round while any active program wants to.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfuzz.cpu.errors import LaunchError
+from kvfuzz.cpu.ir import Block, Op
+from kvfuzz.cpu.machine import Code, Machine, Routine, Step
+from kvfuzz.cpu.values import STORAGE, Mask, merge, raw
+
+Array = NDArray[Any]
+BindBlock = Callable[[Block], Code]
+Split = tuple[bool, Mask]  # whether any program goes this way, and which
+
+
+def split(mask: Mask, condition: Array) -> tuple[Split, Split]:
+    """The programs for which `condition` (bool `[P]` or `[1]`) holds, and the others."""
+    if len(condition) == 1:
+        taken = bool(condition[0])
+        return (taken, mask), (not taken, mask)
+    yes = condition if mask is None else condition & mask
+    no = ~condition if mask is None else ~condition & mask
+    any_yes, any_no = bool(yes.any()), bool(no.any())
+    return (any_yes, yes if any_no else mask), (any_no, no if any_yes else mask)
+
+
+def update(mask: Mask, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+    """`new` for the programs in `mask`, `old` for the others."""
+    if mask is None:
+        return list(new)
+    return [merge(mask, a, b) for a, b in zip(new, old, strict=True)]
+
+
+def run_routine(machine: Machine, routine: Routine, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Run a function in a frame of its own; the programs return at different blocks."""
+    outer_slots, outer_mask = machine.slots, machine.mask
+    machine.slots = [None] * routine.num_slots
+    arrivals: list[list[tuple[Mask, list[Any]]]] = [[] for _ in routine.blocks]
+    arrivals[0].append((outer_mask, list(arguments)))
+    returned: list[tuple[Mask, list[Any]]] = []
+    for code, arrived in zip(routine.blocks, arrivals, strict=True):
+        if not arrived:
+            continue
+        machine.mask, values = _join(arrived)
+        mask = machine.mask
+        outcome = machine.run(code, values)
+        if not code.targets:
+            returned.append((mask, list(outcome)))
+            continue
+        ways: tuple[Split, ...] = ((True, mask),)
+        if len(code.targets) == 2:
+            ways = split(mask, raw(outcome[0]))
+        for target, (any_goes, going) in zip(code.targets, ways, strict=True):
+            if any_goes:
+                passed = [machine.slots[slot] for slot in target.operands]
+                arrivals[target.block].append((going, passed))
+    _, results = _join(returned)
+    machine.slots, machine.mask = outer_slots, outer_mask
+    return tuple(results)
+
+
+def _join(arrived: list[tuple[Mask, list[Any]]]) -> tuple[Mask, list[Any]]:
+    mask, values = arrived[0]
+    for other_mask, other_values in arrived[1:]:
+        values = update(other_mask, other_values, values)
+        mask = None if mask is None or other_mask is None else mask | other_mask
+    if mask is not None and mask.all():
+        mask = None
+    return mask, values
+
+
+def _results(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def bind_if(op: Op, bind: BindBlock) -> Step:
+    """`scf.if`, with or without results."""
+    sides = [bind(region[0]) for region in op.regions]
+
+    def step(machine: Machine, condition: Any) -> Any:
+        outer = machine.mask
+        done: list[tuple[Mask, tuple[Any, ...]]] = []
+        for code, (any_goes, going) in zip(sides, split(outer, raw(condition)), strict=False):
+            if any_goes:
+                machine.mask = going
+                done.append((going, machine.run(code)))
+        machine.mask = outer
+        if not done:
+            return ()
+        mask, values = done[0]
+        if len(done) == 2:
+            return _results(update(mask, values, done[1][1]))
+        return _results(values)
+
+    return step
+
+
+def bind_for(op: Op, bind: BindBlock) -> Step:
+    """`scf.for`; bounds and step may differ between programs."""
+    code = bind(op.regions[0][0])
+    dtype = np.dtype(STORAGE[op.regions[0][0].argument_types[0].element])
+
+    def step(machine: Machine, low: Any, high: Any, stride: Any, *carried: Any) -> Any:
+        low, high, stride = raw(low), raw(high), raw(stride)
+        values: Sequence[Any] = carried
+        if (stride <= 0).any():
+            raise LaunchError(f"loop step={stride} in {op.location.file}:{op.location.line}")
+        if len(low) == len(high) == len(stride) == 1:
+            for counter in range(int(low[0]), int(high[0]), int(stride[0])):
+                machine.burn(op)
+                values = machine.run(code, [np.array([counter], dtype), *values])
+            return _results(values)
+        outer = machine.mask
+        counters, end, by = (part.astype(np.int64) for part in (low, high, stride))
+        while True:
+            inside = np.broadcast_to(counters < end, machine.num_programs)
+            (any_goes, going), _ = split(outer, inside)
+            if not any_goes:
+                break
+            machine.burn(op)
+            machine.mask = going
+            new = machine.run(code, [counters.astype(dtype), *values])
+            values = update(going, new, values)
+            counters = counters + by
+        machine.mask = outer
+        return _results(values)
+
+    return step
+
+
+def bind_while(op: Op, bind: BindBlock) -> Step:
+    """`scf.while`: the first region decides and hands on values, the second is the body."""
+    before, after = (bind(region[0]) for region in op.regions)
+
+    def step(machine: Machine, *carried: Any) -> Any:
+        outer = machine.mask
+        going: Mask = outer
+        values: Sequence[Any] = carried
+        results: Sequence[Any] | None = None
+        while True:
+            machine.burn(op)
+            condition, *handed = machine.run(before, values)
+            results = handed if results is None else update(going, handed, results)
+            (any_goes, going), _ = split(going, raw(condition))
+            if not any_goes:
+                break
+            machine.mask = going
+            values = update(going, machine.run(after, handed), values)
+        machine.mask = outer
+        return _results(results or ())
+
+    return step
+
+
+def bind_call(routine: Routine) -> Step:
+    """`tt.call` of a function that was not inlined."""
+    return lambda machine, *arguments: _results(run_routine(machine, routine, arguments))

@@ -1,0 +1,130 @@
+"""Binds a parsed kernel to steps, once: every op is looked up here, or the kernel is refused."""
+
+import math
+import os
+
+from kvfuzz.cpu.control import bind_call, bind_for, bind_if, bind_while
+from kvfuzz.cpu.errors import UnsupportedOp
+from kvfuzz.cpu.ir import Block, Function, Module, Op
+from kvfuzz.cpu.machine import Bound, Code, Follow, Program, Routine, Step, Target
+from kvfuzz.cpu.ops_extern import bind_extern
+from kvfuzz.cpu.ops_float import FLOAT_OPS
+from kvfuzz.cpu.ops_integer import INTEGER_OPS
+from kvfuzz.cpu.ops_memory import MEMORY_OPS
+from kvfuzz.cpu.ops_region import bind_dot, bind_reduce, bind_scan
+from kvfuzz.cpu.ops_shape import SHAPE_OPS
+from kvfuzz.cpu.trace import follow_load, follow_store, follow_value
+
+# Every op without regions: a function from the op to its step, which may raise `UnsupportedOp`.
+OPS = {
+    **INTEGER_OPS,
+    **FLOAT_OPS,
+    **SHAPE_OPS,
+    **MEMORY_OPS,
+    "tt.dot": bind_dot,
+    "tt.extern_elementwise": bind_extern,
+}
+
+# Ops with regions also get a function that binds a block.
+REGION_OPS = {
+    "scf.if": bind_if,
+    "scf.for": bind_for,
+    "scf.while": bind_while,
+    "tt.reduce": bind_reduce,
+    "tt.scan": bind_scan,
+}
+
+TERMINATORS = frozenset(
+    {
+        "tt.return",
+        "tt.reduce.return",
+        "tt.scan.return",
+        "scf.yield",
+        "scf.condition",
+        "cf.br",
+        "cf.cond_br",
+    }
+)
+
+_CARRY_TRACES = frozenset({*SHAPE_OPS, *REGION_OPS, "arith.select", "tt.call"})
+_FOLLOW: dict[str, Follow] = {"tt.load": follow_load, "tt.store": follow_store}
+
+
+def decode_module(module: Module) -> Program:
+    """Bind a whole kernel. Raises `UnsupportedOp` before anything could run."""
+    decoder = _Decoder(module)
+    entry = decoder.routine(module.entry)
+    return Program(module.entry, entry, decoder.largest)
+
+
+class _Decoder:
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._routines: dict[str, Routine] = {}
+        self.largest = 1
+
+    def routine(self, name: str) -> Routine:
+        if name not in self._routines:
+            function: Function = self._module.functions[name]
+            order = _forward_order(function.blocks)
+            number_of = {block: number for number, block in enumerate(order)}
+            blocks = tuple(self.block(function.blocks[block], number_of) for block in order)
+            self._routines[name] = Routine(name, blocks, function.num_slots)
+        return self._routines[name]
+
+    def block(self, block: Block, number_of: dict[int, int] | None = None) -> Code:
+        if not block.ops or block.ops[-1].name not in TERMINATORS:
+            # The printer leaves out a yield of nothing.
+            return Code(block.arguments, tuple(self._bound(op) for op in block.ops), (), ())
+        *ops, last = block.ops
+        outcome = last.operands if last.name != "cf.br" else ()
+        targets = tuple(
+            Target((number_of or {})[each.block], each.operands) for each in last.successors
+        )
+        return Code(block.arguments, tuple(self._bound(op) for op in ops), outcome, targets)
+
+    def _bound(self, op: Op) -> Bound:
+        for type_ in (*op.operand_types, *op.result_types):
+            self.largest = max(self.largest, math.prod(type_.shape))
+        try:
+            step = self._step(op)
+        except (KeyError, IndexError, ValueError) as error:
+            raise _unsupported(op, f"{error}") from error
+        follow = None if op.name in _CARRY_TRACES else _FOLLOW.get(op.name, follow_value)
+        return Bound(step, op.operands, op.results, op, follow)
+
+    def _step(self, op: Op) -> Step:
+        if op.name == "tt.call":
+            return bind_call(self.routine(str(op.attributes["callee"])))
+        if op.name in REGION_OPS:
+            if any(len(region) != 1 for region in op.regions):
+                raise _unsupported(op, "several blocks in a region")
+            return REGION_OPS[op.name](op, self.block)
+        if op.name in OPS:
+            return OPS[op.name](op)
+        raise _unsupported(op)
+
+
+def _forward_order(blocks: tuple[Block, ...]) -> list[int]:
+    """Numbers of the reachable blocks, each before those it branches to. Refuses cycles."""
+    finished: list[int] = []
+    in_progress: set[int] = set()
+
+    def visit(number: int) -> None:
+        if number in finished:
+            return
+        last = blocks[number].ops[-1]
+        if number in in_progress:
+            raise _unsupported(last, "branch backwards")
+        in_progress.add(number)
+        for successor in last.successors:
+            visit(successor.block)
+        finished.append(number)
+
+    visit(0)
+    return finished[::-1]
+
+
+def _unsupported(op: Op, why: str = "") -> UnsupportedOp:
+    name = f"{op.name} ({why})" if why else op.name
+    return UnsupportedOp(name, os.path.basename(op.location.file), op.location.line)

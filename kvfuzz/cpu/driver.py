@@ -1,0 +1,165 @@
+"""Stands in for Triton's GPU driver: hands launches to the lane instead of a device."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, Protocol
+
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+from kvfuzz.cpu.decode import decode_module
+from kvfuzz.cpu.errors import UnsupportedOp
+from kvfuzz.cpu.machine import Program
+from kvfuzz.cpu.parse import parse_module
+
+_NO_LIMIT = 1 << 30
+
+
+class Host(Protocol):
+    """Who runs the launches."""
+
+    def launch(
+        self,
+        program: Program,
+        grid: tuple[int, int, int],
+        arguments: list[tuple[str, str, Any]],
+        constexprs: dict[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        """Run one launch; an argument is its name, its Triton type and its value."""
+
+
+class CpuUtils:
+    """What Triton asks of a device: limits no kernel reaches, and how to load a binary.
+
+    Triton loads a binary again at every launch when it was given no module handle, and unloads a
+    handle through whatever driver is active when it is collected, perhaps after this one. So there
+    is no handle, and decoded kernels are kept here.
+    """
+
+    def __init__(self) -> None:
+        self._decoded: dict[bytes, Program | UnsupportedOp] = {}
+
+    def get_device_properties(self, device: object) -> dict[str, int]:
+        """Limits of the device; the lane has none."""
+        return {"max_shared_mem": _NO_LIMIT, "multiprocessor_count": 304, "warpSize": 64}
+
+    def load_binary(
+        self, name: str, binary: bytes, shared: int, device: object
+    ) -> tuple[None, Program | UnsupportedOp, int, int, int]:
+        """Decode the kernel. A refusal is kept, and raised by every launch of it."""
+        program = self._decoded.get(binary)
+        if program is None:
+            try:
+                program = decode_module(parse_module(binary.decode()))
+            except UnsupportedOp as refusal:
+                program = refusal
+            self._decoded[binary] = program
+        return None, program, 0, 0, _NO_LIMIT
+
+
+class CpuLauncher:
+    """Triton's launcher protocol for one compiled kernel."""
+
+    def __init__(self, host: Host, source: Any, metadata: Any) -> None:
+        self._host = host
+        names = source.fn.arg_names
+        self._constexprs = {
+            ".".join([names[path[0]], *map(str, path[1:])]): value
+            for path, value in source.constants.items()
+        }
+        self._options = {
+            name: getattr(metadata, name)
+            for name in ("num_warps", "num_stages", "num_ctas", "waves_per_eu", "arch")
+        }
+        self._signature = list(source.signature.items())
+
+    def __call__(
+        self,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        stream: object,
+        function: Program | UnsupportedOp,
+        packed: object,
+        launch_metadata: object,
+        enter_hook: Callable[[Any], None] | None,
+        exit_hook: Callable[[Any], None] | None,
+        *values: Any,
+    ) -> None:
+        """Launch once; raises the refusal if the kernel could not be decoded."""
+        if isinstance(function, UnsupportedOp):
+            raise UnsupportedOp(function.op, function.file, function.line)
+        arguments: list[tuple[str, str, Any]] = []
+        for (name, kind), value in zip(self._signature, values, strict=True):
+            arguments.extend(_flatten(name, kind, value))
+        if enter_hook is not None:
+            enter_hook(launch_metadata)
+        grid = (int(grid_x), int(grid_y), int(grid_z))
+        self._host.launch(function, grid, arguments, self._constexprs, self._options)
+        if exit_hook is not None:
+            exit_hook(launch_metadata)
+
+
+def _flatten(name: str, kind: Any, value: Any) -> Iterator[tuple[str, str, Any]]:
+    """The run-time arguments; tuples are passed element by element, constexprs not at all."""
+    if isinstance(kind, tuple):
+        for number, (part_kind, part) in enumerate(zip(kind, value, strict=True)):
+            yield from _flatten(f"{name}.{number}", part_kind, part)
+    elif kind != "constexpr":
+        yield name, kind, value
+
+
+class CpuDriver(DriverBase):  # type: ignore[misc]
+    """The active driver while the lane is; by its own device id it shares no cached kernel."""
+
+    def __init__(self, arch: str, host: Host) -> None:
+        super().__init__()
+        self.utils = CpuUtils()
+        self._target = GPUTarget("hip", arch, 64)
+        # Triton keeps compiled kernels per device id, and ours hold on to their host.
+        self._device = f"kvfuzz-cpu-{arch}-{id(host):x}"
+        self._host = host
+
+    def launcher_cls(self, source: Any, metadata: Any) -> CpuLauncher:
+        """A launcher for one compiled kernel."""
+        return CpuLauncher(self._host, source, metadata)
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Never found by searching; the lane sets it."""
+        return False
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """No C++ is generated."""
+        return ty
+
+    def get_current_target(self) -> Any:
+        """`hip:<arch>`, wavefronts of 64."""
+        return self._target
+
+    def get_current_device(self) -> str:
+        """A device id that no GPU driver uses."""
+        return self._device
+
+    def set_current_device(self, device: object) -> None:
+        """There is one device."""
+
+    def get_current_stream(self, device: object) -> int:
+        """Launches run at once."""
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        """Kernels work on CPU tensors in place."""
+        import torch
+
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """Autotuning takes the first config without running any: each call "takes" longer."""
+        ticks = count(1)
+
+        def first_wins(kernel_call: object, **_: object) -> list[float]:
+            return [float(next(ticks))] * 3
+
+        return first_wins

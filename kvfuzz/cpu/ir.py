@@ -1,0 +1,105 @@
+"""Typed operations of one Triton kernel: what the printed TTIR says, free of its text.
+
+`Module` holds functions, those hold blocks, those hold `Op`. Every SSA value of a function has a
+number (its *slot*); an op names its operands and results by slot.
+"""
+
+from dataclasses import dataclass, field
+
+INTEGER_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64}
+FLOAT_BITS = {
+    "f8E4M3FN": 8,
+    "f8E4M3FNUZ": 8,
+    "f8E5M2": 8,
+    "f8E5M2FNUZ": 8,
+    "f16": 16,
+    "bf16": 16,
+    "f32": 32,
+    "f64": 64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in kernel source: `file` as Triton recorded it (a path), `line` from 1."""
+
+    file: str
+    line: int
+
+
+NOWHERE = Location("?", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """`shape` in elements, `()` for a scalar; for a pointer `element` is what it points to."""
+
+    shape: tuple[int, ...]
+    element: str
+    is_pointer: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element in memory (an i1 takes a whole byte)."""
+        bits = INTEGER_BITS.get(self.element) or FLOAT_BITS[self.element]
+        return max(bits // 8, 1)
+
+    @property
+    def is_float(self) -> bool:
+        """True for floating-point elements, false for integers and pointers."""
+        return not self.is_pointer and self.element in FLOAT_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A branch target: the number of a block and the slots passed as its arguments."""
+
+    block: int
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`arguments` are slots; the last op is the terminator."""
+
+    arguments: tuple[int, ...]
+    argument_types: tuple[Type, ...]
+    ops: tuple["Op", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. `words` are its bare keywords (`slt`, `x`, `fadd`) in printed order."""
+
+    name: str
+    operands: tuple[int, ...]
+    operand_types: tuple[Type, ...]
+    results: tuple[int, ...]
+    result_types: tuple[Type, ...]
+    location: Location
+    words: tuple[str, ...] = ()
+    attributes: dict[str, object] = field(default_factory=dict)
+    regions: tuple[tuple[Block, ...], ...] = ()
+    successors: tuple[Successor, ...] = ()
+
+    @property
+    def type(self) -> Type:
+        """The type of the first result."""
+        return self.result_types[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One `tt.func`: its argument slots are those of its first block."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A compiled kernel: `entry` names the public function."""
+
+    entry: str
+    functions: dict[str, Function]

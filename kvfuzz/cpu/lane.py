@@ -1,0 +1,166 @@
+"""The cpu lane: Triton kernels on CPU tensors, evaluated exactly, every byte accounted for."""
+
+import atexit
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from triton import knobs
+from triton.backends import Backend, backends
+
+from kvfuzz.cpu.access import Access, Launch
+from kvfuzz.cpu.compiler import CpuBackend
+from kvfuzz.cpu.driver import CpuDriver
+from kvfuzz.cpu.errors import LaneError, LaunchError
+from kvfuzz.cpu.evaluate import run_grid
+from kvfuzz.cpu.machine import Program
+from kvfuzz.cpu.memory import Memory
+from kvfuzz.cpu.numerics import encode
+from kvfuzz.cpu.space import AddressSpace, Allocation, aligned_bytes
+from kvfuzz.cpu.values import Pointer
+
+Array = NDArray[Any]
+
+_FLOATS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "f32": "f32", "fp64": "f64"}
+
+
+class CpuLane:
+    """Runs `kernel[grid](tensors)` in NumPy, for the AMD architecture `arch`.
+
+    `poison` is the byte (0..255) that stray reads and masked-off lanes without `other` hold. `fuel`
+    is how many loop iterations a launch may take. `chunk_bytes` bounds the largest value of a
+    chunk of programs, in bytes. All three may be set at any time.
+    """
+
+    def __init__(
+        self,
+        *,
+        arch: str = "gfx942",
+        poison: int = 0xA5,
+        fuel: int = 1 << 18,
+        chunk_bytes: int = 16 << 20,
+    ) -> None:
+        self.arch = arch
+        self.poison = poison
+        self.fuel = fuel
+        self.chunk_bytes = chunk_bytes
+        self._space = AddressSpace()
+        self._access: Access | None = None
+        self._guests: list[Allocation] = []
+        self._undo = ExitStack()
+
+    def activate(self) -> None:
+        """Make Triton compile for and launch on this lane. Raises `LaneError` if one is active.
+
+        Kernels launched before on another driver are compiled again; nothing cached is shared.
+        """
+        if backends["amd"].compiler is CpuBackend:
+            raise LaneError("a cpu lane is active in this process already; deactivate it first")
+        if knobs.runtime.interpret:
+            raise LaneError(
+                "TRITON_INTERPRET is set, so kernels would not reach this lane; unset it"
+            )
+        undo = ExitStack()
+        # Private to the process: Triton's key has the source's text and line but not its path,
+        # so that a shared cache could name the wrong file in a finding.
+        cache = undo.enter_context(tempfile.TemporaryDirectory(prefix="kvfuzz-triton-"))
+        undo.enter_context(knobs.cache.scope())
+        knobs.cache.dir = cache
+        undo.callback(setattr, triton.runtime.driver, "_active", triton.runtime.driver._active)
+        triton.runtime.driver.set_active(CpuDriver(self.arch, self))
+        undo.callback(backends.__setitem__, "amd", backends["amd"])
+        backends["amd"] = Backend(CpuBackend, CpuDriver)
+        self._undo = undo
+        atexit.register(undo.close)
+
+    def deactivate(self) -> None:
+        """Give Triton its own backend and driver back; a lane that is not active stays so."""
+        atexit.unregister(self._undo.close)
+        self._undo.close()
+
+    def allocate(self, name: str, nbytes: int) -> torch.Tensor:
+        """A zeroed uint8 tensor `[nbytes]`, 256-byte aligned, known to kernels as `name`.
+
+        Views of it, of any dtype, belong to it. Raises `LaneError` if `name` is taken.
+        """
+        memory = aligned_bytes(nbytes)
+        self._space.add(name, memory)
+        return torch.from_numpy(memory)
+
+    def release_all(self) -> None:
+        """Forget all allocations. Their tensors stay valid for torch."""
+        for number in list(self._space.allocations):
+            self._space.remove(number)
+        self._guests.clear()
+
+    @contextmanager
+    def observe(self, *, trace_origins: bool = False) -> Iterator[Access]:
+        """Record what the kernels launched inside do. Observations do not nest (`LaneError`)."""
+        if self._access is not None:
+            raise LaneError("an observation is running already")
+        self._access = Access(self._space, trace_origins=trace_origins)
+        try:
+            yield self._access
+        finally:
+            self._access = None
+            self._dismiss_guests()
+
+    def launch(
+        self,
+        program: Program,
+        grid: tuple[int, int, int],
+        arguments: list[tuple[str, str, Any]],
+        constexprs: dict[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        """Run one launch (the driver calls this); an argument is a name, a type and a value."""
+        values = [self._argument(*argument) for argument in arguments]
+        if self._access is not None:
+            self._access.launches.append(Launch(program.name, grid, constexprs, options))
+        memory = Memory(self._space, self.poison, self._access)
+        try:
+            run_grid(program, values, grid, memory, fuel=self.fuel, chunk_bytes=self.chunk_bytes)
+        finally:
+            if self._access is None:
+                self._dismiss_guests()
+
+    def _argument(self, name: str, kind: str, value: Any) -> Any:
+        if kind.startswith("*"):
+            return self._pointer(name, value)
+        if kind in _FLOATS:
+            return encode(np.array([float(value)], np.float64), _FLOATS[kind])
+        if kind[0] in "iu" and kind[1:].isdigit():
+            bits = int(kind[1:])
+            if bits == 1:
+                return np.array([bool(value)])
+            wrapped = int(value) & ((1 << bits) - 1)
+            return np.array([wrapped], f"u{bits // 8}").view(f"i{bits // 8}")
+        raise LaunchError(f"argument {name}={value!r} of type {kind} cannot be passed to this lane")
+
+    def _pointer(self, name: str, value: Any) -> Pointer:
+        tensor = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+            raise LaunchError(f"expected a CPU tensor\nbut got  {name}={value!r}")
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+        allocation = self._space.at(start)
+        if allocation is None:
+            memory = np.frombuffer(b"", np.uint8)
+            if storage.nbytes():
+                memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            label = self._space.unused_name(f"tensor:{name}")
+            allocation = self._space.add(label, memory, keeper=storage)
+            self._guests.append(allocation)
+        if self._access is not None:
+            self._access.marks(allocation)
+        return Pointer(allocation.number, np.array([tensor.data_ptr() - allocation.address]))
+
+    def _dismiss_guests(self) -> None:
+        for allocation in self._guests:
+            self._space.remove(allocation.number)
+        self._guests.clear()

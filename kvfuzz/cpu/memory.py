@@ -1,0 +1,279 @@
+"""Loads and stores of whole grids: bounds by allocation, poison for stray reads, byte tracking.
+
+An active store outside its pointer's allocation is dropped, an active load there gives poison, and
+both are recorded. Stores are applied in program order within one op: the last program wins.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvfuzz.cpu.access import ORIGIN_SHIFT, Access, Kind, Stray
+from kvfuzz.cpu.ir import Op
+from kvfuzz.cpu.space import AddressSpace, Allocation
+from kvfuzz.cpu.values import STORAGE, UNRESOLVED, Mask, Pointer
+
+Array = NDArray[Any]
+
+_ALL_MARKED = {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
+
+
+class Programs(Protocol):
+    """The programs in flight: how many, which are active, and who they are."""
+
+    mask: Mask
+    num_programs: int
+    kernel: str
+
+    def program_ids(self, index: int) -> tuple[int, int, int]:
+        """Program ids (x, y, z) of the `index`-th program in flight."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """An address space with the `poison` byte for stray reads, and who is watching."""
+
+    space: AddressSpace
+    poison: int
+    access: Access | None = None
+
+    def poison_value(self, element: str) -> Array:
+        """One element of `element` whose every byte is poison; shape `[1]`."""
+        dtype = np.dtype(STORAGE[element])
+        if dtype == np.bool_:
+            return np.array([bool(self.poison & 1)])
+        return np.full(dtype.itemsize, self.poison, np.uint8).view(dtype)
+
+    def load(
+        self, op: Op, programs: Programs, pointer: Pointer, mask: Mask, other: Array | None
+    ) -> Array:
+        """Elements of `op`'s result type; masked-off lanes hold `other`, or poison."""
+        element = op.type.element
+        dtype = np.dtype(STORAGE[element])
+        active = active_lanes(programs, mask, len(op.type.shape))
+        fill = self.poison_value(element) if other is None else other
+        if isinstance(pointer.allocation, int) and pointer.allocation != UNRESOLVED:
+            allocation = self.space.allocations[pointer.allocation]
+            return self._load(op, programs, allocation, pointer.offset, active, fill, dtype)
+        result = fill
+        for allocation, offset, here in self._parts(op, "read", programs, pointer, active):
+            part = self._load(op, programs, allocation, offset, here, fill, dtype)
+            result = np.where(here, part, result)
+        return result
+
+    def store(self, op: Op, programs: Programs, pointer: Pointer, value: Array, mask: Mask) -> None:
+        """Write `value` where active; `op`'s first operand is the pointer."""
+        active = active_lanes(programs, mask, len(op.operand_types[0].shape))
+        if isinstance(pointer.allocation, int) and pointer.allocation != UNRESOLVED:
+            allocation = self.space.allocations[pointer.allocation]
+            self._store(op, programs, allocation, pointer.offset, value, active)
+            return
+        for allocation, offset, here in self._parts(op, "write", programs, pointer, active):
+            self._store(op, programs, allocation, offset, value, here)
+
+    def record_origins(
+        self, op: Op, programs: Programs, pointer: Pointer, origin: Array, mask: Mask, exact: bool
+    ) -> None:
+        """After a store: note for every byte written where its value was loaded from."""
+        active = active_lanes(programs, mask, len(op.operand_types[0].shape))
+        size = op.operand_types[0].nbytes
+        for allocation, offset, here in self._parts(op, None, programs, pointer, active):
+            inside = here & (offset >= 0) & (offset <= allocation.nbytes - size)
+            shape = np.broadcast_shapes(inside.shape, origin.shape)
+            at = np.broadcast_to(offset, shape)[np.broadcast_to(inside, shape)]
+            came = np.broadcast_to(origin, shape)[np.broadcast_to(inside, shape)]
+            target = self.access.marks(allocation).origin if self.access else None
+            if target is None:
+                return
+            for byte in range(size):
+                target[at + byte] = np.where(came < 0, came, came + (byte if exact else 0))
+
+    def origins(self, pointer: Pointer) -> Array:
+        """The origin of each byte a load through `pointer` would start at, -1 if unresolved."""
+        number = np.asarray(pointer.allocation, np.int64)
+        return np.where(number < 0, -1, (number << ORIGIN_SHIFT) + pointer.offset)
+
+    def _parts(
+        self, op: Op, kind: Kind | None, programs: Programs, pointer: Pointer, active: Array | None
+    ) -> list[tuple[Allocation, Array, Array]]:
+        """Split by allocation: its offsets and the active lanes there. Records the homeless."""
+        numbers = np.asarray(pointer.allocation, np.int64)
+        offset = pointer.offset
+        if (numbers == UNRESOLVED).any():
+            found = self.space.find(offset)
+            numbers = np.where(numbers == UNRESOLVED, found, numbers)
+            starts = {number: each.address for number, each in self.space.allocations.items()}
+            for number in np.unique(found[found != UNRESOLVED]):
+                absolute = (np.asarray(pointer.allocation) == UNRESOLVED) & (found == number)
+                offset = np.where(absolute, offset - starts[int(number)], offset)
+        numbers = np.broadcast_to(numbers, np.broadcast_shapes(numbers.shape, offset.shape))
+        parts = []
+        for number in np.unique(numbers):
+            here = numbers == number if active is None else (numbers == number) & active
+            if not here.any():
+                continue
+            if number != UNRESOLVED:
+                parts.append((self.space.allocations[int(number)], offset, here))
+            elif kind is not None:
+                self._stray(op, kind, programs, None, offset, here)
+        return parts
+
+    def _load(
+        self,
+        op: Op,
+        programs: Programs,
+        allocation: Allocation,
+        offset: Array,
+        active: Array | None,
+        fill: Array,
+        dtype: np.dtype[Any],
+    ) -> Array:
+        size = dtype.itemsize
+        if active is None and in_bounds(offset, allocation.nbytes - size):
+            if self.access is not None:
+                self._mark("read", allocation, offset, size)
+            return gather(allocation, offset, dtype)
+        inside = self._inside(op, "read", programs, allocation, offset, active, size)
+        poison = self.poison_value(op.type.element)
+        wanted = np.broadcast_to(poison, inside.shape)
+        if inside.any():
+            safe = np.where(inside, offset, 0)
+            if self.access is not None:
+                self._mark("read", allocation, safe[inside], size)
+            wanted = np.where(inside, gather(allocation, safe, dtype), poison)
+        return wanted if active is None else np.where(active, wanted, fill)
+
+    def _store(
+        self,
+        op: Op,
+        programs: Programs,
+        allocation: Allocation,
+        offset: Array,
+        value: Array,
+        active: Array | None,
+    ) -> None:
+        size = value.dtype.itemsize
+        if active is None and in_bounds(offset, allocation.nbytes - size):
+            shape = np.broadcast_shapes(offset.shape, value.shape)
+            at = offset if offset.shape == shape else np.broadcast_to(offset, shape)
+            kept = value if value.shape == shape else np.broadcast_to(value, shape)
+        else:
+            inside = self._inside(op, "write", programs, allocation, offset, active, size)
+            shape = np.broadcast_shapes(inside.shape, value.shape)
+            chosen = np.broadcast_to(inside, shape)
+            at = np.broadcast_to(offset, shape)[chosen]
+            kept = np.broadcast_to(value, shape)[chosen]
+        if self.access is not None:
+            self._mark("write", allocation, at, size)
+        scatter(allocation, at, kept)
+
+    def _inside(
+        self,
+        op: Op,
+        kind: Kind,
+        programs: Programs,
+        allocation: Allocation,
+        offset: Array,
+        active: Array | None,
+        size: int,
+    ) -> Array:
+        """Active lanes within the allocation; records those outside."""
+        good: Array = (offset >= 0) & (offset <= allocation.nbytes - size)
+        if active is None:
+            stray, inside = ~good, good
+        else:
+            stray, inside = active & ~good, active & good
+        if stray.any():
+            self._stray(op, kind, programs, allocation, offset, stray)
+        return inside
+
+    def _stray(
+        self,
+        op: Op,
+        kind: Kind,
+        programs: Programs,
+        allocation: Allocation | None,
+        offset: Array,
+        stray: Array,
+    ) -> None:
+        if self.access is None:
+            return
+        shape = (programs.num_programs, *op.operand_types[0].shape)
+        everywhere = np.broadcast_to(stray, shape)
+        if programs.mask is not None:
+            everywhere = everywhere & programs.mask.reshape(-1, *[1] * (len(shape) - 1))
+        first = int(everywhere.argmax())
+        where = np.unravel_index(first, shape)
+        record = Stray(
+            kind,
+            programs.kernel,
+            os.path.basename(op.location.file),
+            op.location.line,
+            programs.program_ids(int(where[0])),
+            allocation.name if allocation else "?",
+            int(np.broadcast_to(offset, shape)[where]),
+            op.operand_types[0].nbytes,
+            int(np.count_nonzero(everywhere)),
+        )
+        if allocation is not None:
+            self.access.marks(allocation)
+        number = allocation.number if allocation else UNRESOLVED
+        self.access.add_stray((id(op), kind, number), record)
+
+    def _mark(self, kind: Kind, allocation: Allocation, offset: Array, size: int) -> None:
+        if self.access is None or not offset.size:
+            return
+        marks = self.access.marks(allocation)
+        if size == 1 or not misaligned(offset, size):
+            marks.view(kind, size)[offset >> (size.bit_length() - 1)] = _ALL_MARKED[size]
+        else:
+            for byte in range(size):
+                marks.view(kind, 1)[offset + byte] = 1
+
+
+def active_lanes(programs: Programs, mask: Mask, rank: int) -> Array | None:
+    """Program mask and lane mask together, broadcastable to `[P, *shape]`; None if all are on."""
+    if mask is not None and mask.all():
+        mask = None
+    if programs.mask is None:
+        return mask
+    outer = programs.mask.reshape(-1, *[1] * rank)
+    return outer if mask is None else outer & mask
+
+
+def in_bounds(offset: Array, highest: int) -> bool:
+    """Whether all offsets lie in `0..highest`; one pass, negative ones read as huge."""
+    return highest >= 0 and (not offset.size or int(offset.view(np.uint64).max()) <= highest)
+
+
+def misaligned(offset: Array, size: int) -> bool:
+    """Whether any byte offset is no multiple of `size`."""
+    return bool(int(np.bitwise_or.reduce(offset, axis=None)) & (size - 1))
+
+
+def gather(allocation: Allocation, offset: Array, dtype: np.dtype[Any]) -> Array:
+    """Elements at byte offsets that are all in bounds; aligned to the element or not."""
+    size = dtype.itemsize
+    if dtype == np.bool_:
+        truths: Array = allocation.bytes[offset] != 0
+        return truths
+    if size == 1 or not misaligned(offset, size):
+        return allocation.typed(dtype.type).take(offset >> (size.bit_length() - 1))
+    bytes_ = allocation.bytes[offset[..., None] + np.arange(size)]
+    return bytes_.view(dtype)[..., 0]
+
+
+def scatter(allocation: Allocation, offset: Array, value: Array) -> None:
+    """Write elements at byte offsets that are all in bounds; of equal ones the last stays."""
+    size = value.dtype.itemsize
+    # One dimension: NumPy goes through it in order, where it may reorder several.
+    offset, value = offset.ravel(), value.ravel()
+    if size == 1 or not misaligned(offset, size):
+        allocation.typed(value.dtype.type)[offset >> (size.bit_length() - 1)] = value
+        return
+    bytes_ = np.ascontiguousarray(value)[..., None].view(np.uint8)
+    for byte in range(size):
+        allocation.bytes[offset + byte] = bytes_[..., byte]

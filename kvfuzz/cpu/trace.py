@@ -1,0 +1,50 @@
+"""Where a value's bytes were loaded from, followed through copies, casts and arithmetic.
+
+Used to explain a finding, not to find one. An origin is one int64 per element: the allocation's
+number above bit 48, the byte offset below, -1 for none. Control flow and changes of shape carry
+traces along by themselves; what remains is here.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from kvfuzz.cpu.access import NO_ORIGIN
+from kvfuzz.cpu.machine import Bound, Machine
+from kvfuzz.cpu.memory import active_lanes
+from kvfuzz.cpu.values import Pointer, Traced, raw
+
+
+def follow_value(machine: Machine, bound: Bound, operands: list[Any]) -> Any:
+    """The result comes from the widest traced operand, the first of equals."""
+    result = bound.step(machine, *[raw(value) for value in operands])
+    if len(bound.results) != 1 or isinstance(result, Pointer):
+        return result
+    traced = [value for value in operands if isinstance(value, Traced)]
+    if not traced:
+        return result
+    best = max(traced, key=lambda value: value.origin.size)
+    exact = bound.op.name.endswith(".bitcast") and best.exact
+    return Traced(result, best.origin, exact)
+
+
+def follow_load(machine: Machine, bound: Bound, operands: list[Any]) -> Any:
+    """The result comes from where it was loaded, for active lanes inside the allocation."""
+    pointer, *rest = [raw(value) for value in operands]
+    result = bound.step(machine, pointer, *rest)
+    origin = machine.memory.origins(pointer)
+    active = active_lanes(machine, rest[0] if rest else None, len(bound.op.type.shape))
+    known = pointer.offset >= 0
+    known = known if active is None else known & active
+    return Traced(result, np.where(known, origin, NO_ORIGIN), True)
+
+
+def follow_store(machine: Machine, bound: Bound, operands: list[Any]) -> None:
+    """Store, then write the value's origin next to its bytes."""
+    pointer, value, *rest = operands
+    mask = raw(rest[0]) if rest else None
+    bound.step(machine, raw(pointer), raw(value), *([] if mask is None else [mask]))
+    origin, exact = np.full([1] * raw(value).ndim, NO_ORIGIN), False
+    if isinstance(value, Traced):
+        origin, exact = value.origin, value.exact
+    machine.memory.record_origins(bound.op, machine, raw(pointer), origin, mask, exact)

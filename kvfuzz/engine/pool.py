@@ -1,0 +1,105 @@
+"""One worker process: started on demand, killed when a case hangs, replaced when one dies.
+
+A crash and a hang are verdicts about the case that caused them, so the parent turns them into a
+failed `crash` property and goes on with a fresh worker.
+"""
+
+import multiprocessing
+import signal
+from concurrent.futures import TimeoutError as FutureTimeout
+from types import TracebackType
+
+import msgspec
+from pebble import ProcessExpired, ProcessPool
+
+from kvfuzz.engine.worker import entry
+from kvfuzz.engine.worker.entry import Description, WorkerConfig
+from kvfuzz.errors import InfrastructureError, KvfuzzError
+from kvfuzz.model.case import Case
+from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
+
+START_TIMEOUT_S = 180.0
+"""Importing torch and triton on a cold disk, and the target's own imports."""
+
+
+class Worker:
+    """Executes and judges cases in a child process, one at a time."""
+
+    def __init__(self, config: WorkerConfig, *, case_timeout_s: float) -> None:
+        self._config = msgspec.msgpack.encode(config)
+        self._timeout = case_timeout_s
+        self._pool = ProcessPool(
+            max_workers=1,
+            context=multiprocessing.get_context("spawn"),
+            initializer=entry.silence,
+        )
+        self._started = False
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.stop()
+        self._pool.join()
+
+    def describe(self) -> Description:
+        """Load the target and say what it is.
+
+        Raises the KvfuzzError that the worker met, and InfrastructureError where it died.
+        """
+        try:
+            task = self._pool.schedule(
+                entry.describe, args=(self._config,), timeout=START_TIMEOUT_S
+            )
+            description = msgspec.msgpack.decode(task.result(), type=Description)
+        except ProcessExpired as death:
+            raise InfrastructureError(
+                f"the worker {_cause(death)} while loading the target; "
+                "run the target's file by itself to see why"
+            ) from None
+        except FutureTimeout:
+            raise InfrastructureError(
+                f"the worker did not load the target within {START_TIMEOUT_S:.0f} s"
+            ) from None
+        self._started = True
+        return description
+
+    def check(self, case: Case, *, explain: bool = False) -> Verdict:
+        """The verdict on `case`, the worker's death or silence included."""
+        if not self._started:
+            self.describe()
+        arguments = (self._config, msgspec.msgpack.encode(case), explain)
+        try:
+            task = self._pool.schedule(entry.check, args=arguments, timeout=self._timeout)
+            return msgspec.msgpack.decode(task.result(), type=Verdict)
+        except ProcessExpired as death:
+            self._started = False
+            return _fatal(f"the target {_cause(death)}")
+        except FutureTimeout:
+            self._started = False
+            return _fatal(f"the target hung: no end after {self._timeout:g} s (--case-timeout)")
+        except KvfuzzError:
+            raise
+        except Exception as error:
+            # The worker judges the target's exceptions itself, so this one is kvfuzz's own.
+            raise InfrastructureError(
+                f"kvfuzz itself failed on a case: {type(error).__name__}: {error}; "
+                "the case is in the journal of the output folder"
+            ) from error
+
+
+def _cause(death: ProcessExpired) -> str:
+    code = death.exitcode
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed its process with {name}"
+    return f"ended its process with exit code {code}"
+
+
+def _fatal(message: str) -> Verdict:
+    return Verdict((PropertyResult("crash", "failed", violation=Violation(message)),))

@@ -1,0 +1,1 @@
+"""The worker process: loads the target, executes cases on one lane for life, judges them."""

@@ -1,0 +1,84 @@
+"""What the parent asks of the worker: describe the target, check a case.
+
+The parent imports this module to name its functions, so torch, triton and the target are imported
+inside them, in the worker alone. Messages are msgspec's binary form of the model's types.
+"""
+
+import os
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvfuzz.model.case import Case
+from kvfuzz.model.target import TargetInfo, TargetSpec
+
+if TYPE_CHECKING:
+
+    from kvfuzz.engine.worker.judge import Judge
+    from kvfuzz.model.verdict import Verdict
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """What a worker is for, from its first task to its end."""
+
+    target: TargetSpec
+    lane: str
+    arch: str
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """The versions that a verdict was obtained with."""
+
+    triton: str
+    torch: str
+
+
+class Description(msgspec.Struct, frozen=True):
+    """A loaded target and the environment that it runs in."""
+
+    info: TargetInfo
+    environment: Environment
+
+
+def silence() -> None:
+    """Keep a target's prints off the parent's output: the worker's stdout goes to stderr."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+@lru_cache(maxsize=1)
+def _judge(config: bytes) -> "tuple[Judge, TargetInfo]":
+    import torch
+
+    from kvfuzz.engine.worker.judge import Judge
+    from kvfuzz.engine.worker.lanes import open_lane
+    from kvfuzz.kernels.resolve import resolve
+
+    # Cases are small: threads cost more than they bring, and shards share the cores.
+    torch.set_num_threads(1)
+    wanted = msgspec.msgpack.decode(config, type=WorkerConfig)
+    lane = open_lane(wanted.lane, wanted.arch)
+    target = resolve(wanted.target, arch=wanted.arch)
+    partner = None
+    if target.info.partner:
+        spec = msgspec.structs.replace(wanted.target, name=target.info.partner, op="")
+        partner = resolve(spec, arch=wanted.arch)
+    return Judge(target, partner, lane), target.info
+
+
+def describe(config: bytes) -> bytes:
+    """Load the target; msgpack of Description."""
+    _, info = _judge(config)
+    import torch
+    import triton
+
+    environment = Environment(triton=triton.__version__, torch=str(torch.__version__))
+    return msgspec.msgpack.encode(Description(info, environment))
+
+
+def check(config: bytes, case: bytes, explain: bool) -> bytes:
+    """Execute and judge one case; msgpack of Verdict."""
+    judge, _ = _judge(config)
+    verdict: Verdict = judge.verdict(msgspec.msgpack.decode(case, type=Case), explain=explain)
+    return msgspec.msgpack.encode(verdict)

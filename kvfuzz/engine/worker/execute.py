@@ -1,0 +1,121 @@
+"""Execute a case on a lane: make its buffers and views, run its steps, note what happened."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kvfuzz.engine.worker.fill import filled
+from kvfuzz.engine.worker.lanes import GUARD_BYTES, GUARD_VALUE, Lane, Seen
+from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.model.case import Case, Step, TensorView
+from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.target import Quantise
+from kvfuzz.oracles.observation import Run
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "e4m3fn": torch.float8_e4m3fn,
+    "e4m3fnuz": torch.float8_e4m3fnuz,
+    "e5m2": torch.float8_e5m2,
+    "e5m2fnuz": torch.float8_e5m2fnuz,
+    "u8": torch.uint8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+
+
+def view(buffer: Tensor, of: TensorView) -> Tensor:
+    """The tensor that `of` describes over the uint8 `buffer`."""
+    element = itemsize(of.dtype)
+    whole = buffer[: buffer.numel() // element * element].view(TORCH_DTYPES[of.dtype])
+    strides = [stride // element for stride in of.strides]
+    return whole.as_strided(of.shape, strides, whole.storage_offset() + of.offset // element)
+
+
+def execute(
+    case: Case,
+    adapters: Mapping[str, Adapter],
+    lane: Lane,
+    quantise: Quantise,
+    *,
+    filled_before: Mapping[str, Tensor] | None = None,
+    poison: int = GUARD_VALUE,
+    origins: bool = False,
+) -> tuple[Run, Seen]:
+    """Run every step of `case`; `adapters` maps a step's `by` to who executes it.
+
+    `filled_before` are images of buffers that an earlier run of the case, or of a variant with
+    the same buffers, has computed already; they are read only.
+    """
+    known = filled_before or {}
+    before = {
+        buffer.name: known[buffer.name]
+        if buffer.name in known
+        else filled(buffer.fill, buffer.name, buffer.nbytes, lane.device)
+        for buffer in case.buffers
+    }
+    try:
+        buffers = {name: lane.allocate(name, data) for name, data in before.items()}
+        calls = [(adapters[step.by], _tensors(case, step, buffers), step) for step in case.steps]
+
+        def run_steps() -> None:
+            for adapter, tensors, step in calls:
+                adapter.call(tensors, step.scalars)
+
+        seen = lane.observe(run_steps, poison=poison, origins=origins)
+        after = {name: buffer.clone() for name, buffer in buffers.items()}
+        broken = {name: at for name in buffers if (at := _broken_guard(lane, name)) is not None}
+    finally:
+        lane.release()
+    error, refused, unsupported = _classified(seen, [adapter for adapter, _, _ in calls])
+    run = Run(
+        case,
+        quantise,
+        before,
+        after,
+        seen.read,
+        seen.written,
+        seen.strays,
+        seen.launches,
+        broken,
+        error,
+        refused,
+        unsupported,
+    )
+    return run, seen
+
+
+def _tensors(case: Case, step: Step, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    views = {parameter: case.tensor(name) for parameter, name in step.tensors.items()}
+    return {parameter: view(buffers[each.buffer], each) for parameter, each in views.items()}
+
+
+def _broken_guard(lane: Lane, name: str) -> int | None:
+    guard = lane.guard(name)
+    changed = torch.nonzero(guard != GUARD_VALUE)
+    if not len(changed):
+        return None
+    at = int(changed[0])
+    return at - GUARD_BYTES if at < GUARD_BYTES else at
+
+
+def _classified(seen: Seen, adapters: list[Adapter]) -> tuple[str, str, str]:
+    """The exception of a run as (error, refused, unsupported); at most one is not empty."""
+    if seen.error is None:
+        return "", "", ""
+    text = one_line(seen.error)
+    if seen.unsupported:
+        return "", "", text
+    declared = tuple(kind for adapter in adapters for kind in adapter.refusals)
+    if not seen.launches and isinstance(seen.error, declared):
+        return "", text, ""
+    return text, "", ""
+
+
+def one_line(error: BaseException) -> str:
+    """`Type: first line of the message` of an exception."""
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0][:300]}" if message else type(error).__name__

@@ -1,0 +1,63 @@
+"""The fills of `kvfuzz.model.fill` as tensors, the same bytes on any device.
+
+torch has no unsigned 64-bit arithmetic on every device, so words are int64 that wrap, and a
+logical shift right is an arithmetic one with the sign bits masked off.
+"""
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.fill import (
+    GOLDEN,
+    MIX_1,
+    MIX_2,
+    ByteFill,
+    Fill,
+    FloatFill,
+    IntegerFill,
+    origin_of,
+)
+
+_INTEGER_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _signed(word: int, bits: int = 64) -> int:
+    """The two's complement reading of the low `bits` of `word`."""
+    word &= (1 << bits) - 1
+    return word - (1 << bits) if word >> (bits - 1) else word
+
+
+def _shift_right(words: Tensor, by: int) -> Tensor:
+    return (words >> by) & ((1 << (64 - by)) - 1)
+
+
+def words(seed: int, buffer: str, count: int, device: torch.device) -> Tensor:
+    """The first `count` words of a buffer's stream; int64 `[count]`."""
+    counter = torch.arange(count, dtype=torch.int64, device=device) * _signed(GOLDEN)
+    z = counter + _signed(origin_of(seed, buffer))
+    z = (z ^ _shift_right(z, 30)) * _signed(MIX_1)
+    z = (z ^ _shift_right(z, 27)) * _signed(MIX_2)
+    return z ^ _shift_right(z, 31)
+
+
+def filled(fill: Fill, buffer: str, nbytes: int, device: torch.device) -> Tensor:
+    """The bytes of a buffer before the first launch; uint8 `[nbytes]`."""
+    if isinstance(fill, IntegerFill):
+        size = itemsize(fill.dtype)
+        values = [_signed(value, 8 * size) if size > 1 else value for value in fill.values]
+        return torch.tensor(values, dtype=_INTEGER_TYPES[size], device=device).view(torch.uint8)
+    if isinstance(fill, ByteFill):
+        return words(fill.seed, buffer, -(-nbytes // 8), device).view(torch.uint8)[:nbytes].clone()
+    return _floats(fill, buffer, nbytes, device)
+
+
+def _floats(fill: FloatFill, buffer: str, nbytes: int, device: torch.device) -> Tensor:
+    dtype = DTYPES[fill.dtype]
+    bits = words(fill.seed, buffer, nbytes // dtype.itemsize, device)
+    exponent = fill.low + _shift_right(bits, 32) % (1 << 16) % (fill.high - fill.low + 1)
+    mantissa = bits & ((1 << dtype.mantissa_bits) - 1)
+    codes = (exponent << dtype.mantissa_bits) | mantissa
+    codes = torch.where(bits < 0, codes | dtype.sign_bit, codes)
+    shifts = torch.arange(dtype.itemsize, device=device) * 8
+    return ((codes.unsqueeze(-1) >> shifts) & 0xFF).to(torch.uint8).flatten()

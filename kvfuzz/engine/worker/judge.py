@@ -1,0 +1,125 @@
+"""Judge a case: run its distinct variants once each, ask every property, explain what failed."""
+
+import hashlib
+
+import msgspec
+import torch
+from torch import Tensor
+
+from kvfuzz.engine.worker.execute import execute
+from kvfuzz.engine.worker.lanes import Lane, Seen
+from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.model.axes import facts
+from kvfuzz.model.case import Case
+from kvfuzz.model.target import Quantise
+from kvfuzz.model.verdict import Hazard, Place, PropertyResult, Verdict, Violation
+from kvfuzz.oracles.observation import Run
+from kvfuzz.oracles.properties import BASE, NotChecked, Property, Variant
+from kvfuzz.oracles.stored_bytes import place_of
+from kvfuzz.oracles.table import PROPERTIES
+
+
+class Judge:
+    """One target with its partner on one lane."""
+
+    def __init__(self, target: Adapter, partner: Adapter | None, lane: Lane) -> None:
+        self._adapters: dict[str, Adapter] = {"target": target}
+        if partner is not None:
+            self._adapters["partner"] = partner
+        self._partner = partner
+        self._lane = lane
+        writers = [each for each in self._adapters.values() if each.info.op == "reshape_and_cache"]
+        self._quantise = writers[0].info.quantise if writers else Quantise()
+
+    def verdict(self, case: Case, *, explain: bool = False) -> Verdict:
+        """The outcome of every property on `case`; `explain` adds whose byte was found."""
+        base, _ = self._run(Variant(case))
+        if base.refused:
+            return Verdict((), refused=base.refused)
+        if base.unsupported:
+            reason = f"lane {self._lane.name}: {base.unsupported}"
+            return Verdict(
+                tuple(PropertyResult(each.name, "not_checked", reason) for each in PROPERTIES)
+            )
+        runs = {BASE: base}
+        results: list[PropertyResult] = []
+        hazards: list[Hazard] = []
+        for each in PROPERTIES:
+            results.append(self._result(each, case, runs))
+            if not base.error:
+                hazards += each.hazards(runs)
+        if explain:
+            results = [self._explained(result, case) for result in results]
+        return Verdict(
+            tuple(results),
+            digest=_digest(base),
+            launches=base.launches,
+            hazards=tuple(hazards),
+        )
+
+    def _run(
+        self, variant: Variant, *, base: Run | None = None, origins: bool = False
+    ) -> tuple[Run, Seen]:
+        return execute(
+            variant.case,
+            self._adapters,
+            self._lane,
+            self._quantise,
+            filled_before=_unchanged_buffers(base, variant.case) if base else None,
+            poison=variant.poison,
+            origins=origins,
+        )
+
+    def _result(self, each: Property, case: Case, runs: dict[str, Run]) -> PropertyResult:
+        base = runs[BASE]
+        if each.name != "crash" and base.error:
+            return PropertyResult(each.name, "not_checked", "the target raised")
+        if each.name == "roundtrip" and (reason := self._no_round_trip(case)):
+            return PropertyResult(each.name, "not_checked", reason)
+        for name, variant in each.variants(base).items():
+            if name not in runs:
+                runs[name], _ = self._run(variant, base=base)
+        found = each.judge(runs)
+        if isinstance(found, NotChecked):
+            return PropertyResult(each.name, "not_checked", found.reason)
+        if isinstance(found, Violation):
+            return PropertyResult(each.name, "failed", violation=found)
+        return PropertyResult(each.name, "passed")
+
+    def _no_round_trip(self, case: Case) -> str:
+        if self._partner is None:
+            return "the target has no partner that executes the inverse op"
+        shown = facts(case)
+        # The partner sees the same cache and other activations, so only cache axes count.
+        relevant = {axis: shown[axis] for axis in shown if axis not in ("rows", "padding")}
+        refusal = self._partner.info.domain.refusal(relevant)
+        return f"outside the domain of {self._partner.info.name}: {refusal}" if refusal else ""
+
+    def _explained(self, result: PropertyResult, case: Case) -> PropertyResult:
+        violation = result.violation
+        if violation is None or violation.place is None or result.name not in ("oracle", "frame"):
+            return result
+        _, seen = self._run(Variant(case), origins=True)
+        origin = _origin(case, seen, violation.place.buffer, violation.place.byte)
+        return msgspec.structs.replace(
+            result, violation=msgspec.structs.replace(violation, origin=origin)
+        )
+
+
+def _unchanged_buffers(base: Run, case: Case) -> dict[str, Tensor]:
+    """The images of `base` for buffers that `case` declares in the same words."""
+    same = set(base.case.buffers).intersection(case.buffers)
+    return {buffer.name: base.before[buffer.name] for buffer in same}
+
+
+def _origin(case: Case, seen: Seen, buffer: str, byte: int) -> Place | None:
+    origin = None if seen.origin_of is None else seen.origin_of(buffer, byte)
+    return None if origin is None else place_of(case, *origin)
+
+
+def _digest(run: Run) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(run.after):
+        digest.update(name.encode() + b"\0")
+        digest.update(run.after[name].to(torch.device("cpu")).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,64 @@
+"""What a campaign says while it runs: the only thing that reports read.
+
+Events are tagged in JSON by their type, one object a line in OUT/events.ndjson.
+"""
+
+import msgspec
+
+from kvfuzz.model.seed import Seed
+from kvfuzz.model.target import TargetInfo
+from kvfuzz.model.verdict import Hazard, Verdict
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """A campaign begins."""
+
+    target: TargetInfo
+    command: str
+    lane: str
+    arch: str
+    random_seed: int
+    budget_s: float
+    where: dict[str, tuple[str, ...]]
+    kvfuzz: str
+    triton: str
+    torch: str
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """How far a campaign is; `phase` is seeds, random or shrink."""
+
+    phase: str
+    cases: int
+    elapsed_s: float
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """A finding, reduced and saved."""
+
+    seed: Seed
+    verdict: Verdict
+    path: str
+    replay: str
+    shrunk_from_bytes: int
+    """Bytes of all buffers of the case that failed first."""
+
+
+class Summary(msgspec.Struct, frozen=True, tag=True):
+    """A campaign ended. Counts are cases, except where named otherwise."""
+
+    cases: int
+    refused: int
+    rejected: int
+    """Draws outside `--where`, never run."""
+    findings: int
+    elapsed_s: float
+    ended_by: str
+    facts: dict[str, dict[str, int]]
+    not_checked: dict[str, dict[str, int]]
+    """Per property: each reason for which it was not checked, with its cases."""
+    passed: dict[str, int]
+    hazards: tuple[tuple[Hazard, int], ...]
+
+
+Event = Started | Progress | Found | Summary

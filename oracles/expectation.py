@@ -1,0 +1,73 @@
+"""What memory must hold after a case's steps: the references, applied to an image of it.
+
+The images start as the buffers' bytes before the first launch; each step's reference writes what
+the op's contract says. A byte that some step must write is *must*; every other byte of a buffer
+that the steps write is *never*; buffers that no step writes must not change at all.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.case import Case, Step
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.target import Quantise
+from kvfuzz.oracles import image
+from kvfuzz.oracles.codec import is_nan
+from kvfuzz.oracles.gather_cache import gather_cache
+from kvfuzz.oracles.reshape_and_cache import reshape_and_cache
+from kvfuzz.oracles.writes import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Expected bytes, must-write masks and written buffers after all steps of a case."""
+
+    images: dict[str, Tensor]
+    must: dict[str, Tensor]
+    """bool per byte, for each buffer that the steps write."""
+    stored: list[Stored] = field(default_factory=list)
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The buffers that the steps may write at all."""
+        return frozenset(self.must)
+
+    def wrong(self, buffer: str, after: Tensor) -> Tensor:
+        """Which *must* bytes of `after` differ from the expected ones; bool per byte.
+
+        A NaN is any NaN where a conversion made it, and a bit pattern everywhere else.
+        """
+        wrong = self.must[buffer] & (after != self.images[buffer])
+        for stored in self.stored:
+            if stored.field.buffer != buffer or not stored.converted:
+                continue
+            dtype = DTYPES[stored.field.dtype]
+            both = is_nan(stored.codes, dtype)
+            if bool(both.any()):
+                both &= is_nan(image.read(after, stored.at, stored.field.dtype), dtype)
+                wrong[image.element_bytes(stored.at[both], stored.field.dtype)] = False
+        return wrong
+
+
+REFERENCES: dict[str, Callable[[Case, Step, Mapping[str, Tensor], Quantise], list[Stored]]] = {
+    "reshape_and_cache": reshape_and_cache,
+    "gather_cache": gather_cache,
+}
+
+
+def expect(case: Case, before: Mapping[str, Tensor], quantise: Quantise) -> Expectation:
+    """Apply the reference of every step of `case` to copies of the images in `before`."""
+    images = {name: data.clone() for name, data in before.items()}
+    must: dict[str, Tensor] = {}
+    all_stored: list[Stored] = []
+    for step in case.steps:
+        for stored in REFERENCES[step.op](case, step, images, quantise):
+            name = stored.field.buffer
+            mask = must.setdefault(name, torch.zeros_like(images[name], dtype=torch.bool))
+            image.write(images[name], stored.at, stored.field.dtype, stored.codes)
+            mask[image.element_bytes(stored.at, stored.field.dtype)] = True
+            all_stored.append(stored)
+    return Expectation(images, must, all_stored)

@@ -1,0 +1,57 @@
+"""The properties: what must hold of every case, each with the runs that it needs to decide.
+
+A property names extra runs of the same case (`variants`) and judges all runs purely. The worker
+executes each distinct variant once. Where a lane did not record what a property needs, the
+property says so: not checked is never passed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kvfuzz.model.case import Case
+from kvfuzz.model.verdict import Hazard, Violation
+from kvfuzz.oracles.observation import Run
+
+BASE = "base"
+"""The run of the case as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A further run: of `case`, with reads outside an allocation returning `poison`."""
+
+    case: Case
+    poison: int = 0xA5
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """Why a property could not be decided."""
+
+    reason: str
+
+
+Runs = Mapping[str, Run]
+Judgement = Violation | NotChecked | None
+
+
+def no_variants(base: Run) -> dict[str, Variant]:
+    """Most properties need only the base run."""
+    return {}
+
+
+def no_hazards(runs: Runs) -> list[Hazard]:
+    """Most properties report no hazards."""
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """One thing that must hold: `judge` returns None where it does."""
+
+    name: str
+    meaning: str
+    judge: Callable[[Runs], Judgement]
+    ops: tuple[str, ...] = ("reshape_and_cache", "gather_cache")
+    variants: Callable[[Run], dict[str, Variant]] = no_variants
+    hazards: Callable[[Runs], list[Hazard]] = no_hazards

@@ -1,0 +1,100 @@
+"""Properties that relate two runs: determinism and roundtrip."""
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.case import Case, Step
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.lower import with_round_trip
+from kvfuzz.model.verdict import Violation
+from kvfuzz.oracles import image
+from kvfuzz.oracles.codec import is_nan
+from kvfuzz.oracles.observation import Run
+from kvfuzz.oracles.properties import BASE, NotChecked, Runs, Variant
+from kvfuzz.oracles.stored_bytes import first_violation, place_of
+from kvfuzz.oracles.writes import SIDES, dequantised, quantised, rows_heads_dims
+
+AGAIN = "again"
+ROUND_TRIP = "round_trip"
+
+
+def determinism_variants(base: Run) -> dict[str, Variant]:
+    """The same case once more."""
+    return {AGAIN: Variant(base.case)}
+
+
+def determinism(runs: Runs) -> Violation | None:
+    """Two runs of one case leave the same bytes everywhere."""
+    base, again = runs[BASE], runs[AGAIN]
+    if again.error != base.error:
+        return Violation(f"a second run ended with {again.error or 'no exception'}")
+    after = base.after
+    changed = [name for name in after if not torch.equal(again.after[name], after[name])]
+    wrong = {name: again.after[name] != after[name] for name in changed}
+    judged = {name: torch.ones_like(data) for name, data in after.items()}
+    message = "a second run of the same case left another byte"
+    return first_violation(base, wrong, judged, message, again.after)
+
+
+def round_trip_variants(base: Run) -> dict[str, Variant]:
+    """The case with its inverse op, where any token is stored at all."""
+    step = base.case.steps[0]
+    if step.op == "reshape_and_cache" and max(base.case.integers(step, "slot_mapping")) < 0:
+        return {}
+    return {ROUND_TRIP: Variant(with_round_trip(base.case))}
+
+
+def _step(case: Case, op: str) -> Step:
+    return next(step for step in case.steps if step.op == op)
+
+
+def _codes(run: Run, images: dict[str, Tensor], step: Step, name: str, rows: Tensor) -> Tensor:
+    field = run.case.bound_field(step, name)
+    row, head, dim = rows_heads_dims(field, rows)
+    at = image.addresses(field, token=row, head=head, dim=dim)
+    return image.read(images[field.buffer], at, field.dtype)
+
+
+def roundtrip(runs: Runs) -> Violation | NotChecked | None:
+    """What is written and gathered back is what went in, through the cache dtype.
+
+    Independent of every layout formula: the n-th stored row must come back as the n-th gathered
+    row, whatever the addresses in between.
+    """
+    run = runs.get(ROUND_TRIP)
+    if run is None:
+        return NotChecked("no token is stored")
+    if run.refused or run.unsupported:
+        return NotChecked(f"the round trip did not run: {run.refused or run.unsupported}")
+    if run.error:
+        return Violation(f"the round trip raised {run.error}")
+    write, gather = _step(run.case, "reshape_and_cache"), _step(run.case, "gather_cache")
+    slots = torch.tensor(run.case.integers(write, "slot_mapping"))
+    stored = torch.nonzero(slots >= 0).flatten()
+    for side, cache_name, scale_name in SIDES:
+        source, out = run.case.bound_field(write, side), run.case.bound_field(gather, side)
+        cache = run.case.bound_field(write, cache_name)
+        scale = run.before[run.case.bound_buffer(write, scale_name)].view(torch.float32)
+        went_in = _codes(run, run.before, write, side, stored.to(scale.device))
+        through = quantised(went_in, source.dtype, cache.dtype, scale, run.quantise)
+        expected = dequantised(through, cache.dtype, out.dtype, scale)
+        came_out = _codes(
+            run, run.after, gather, side, torch.arange(len(stored), device=scale.device)
+        )
+        dtype = DTYPES[out.dtype]
+        wrong = came_out != expected
+        if source.dtype != cache.dtype:
+            wrong &= ~(is_nan(came_out, dtype) & is_nan(expected, dtype))
+        if bool(wrong.any()):
+            token, head, dim = torch.nonzero(wrong)[0].tolist()
+            byte = out.byte({"token": token, "head": head, "dim": dim})
+            digits = 2 * dtype.itemsize
+            return Violation(
+                f"{side} row {int(stored[token])} was written, and gathered back as something else",
+                place_of(run.case, out.buffer, byte),
+                f"0x{int(expected[token, head, dim]):0{digits}x}",
+                f"0x{int(came_out[token, head, dim]):0{digits}x}",
+                int(wrong.sum()) * dtype.itemsize,
+                wrong.numel() * dtype.itemsize,
+            )
+    return None

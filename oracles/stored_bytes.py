@@ -1,0 +1,145 @@
+"""Properties of the bytes after a run: oracle, complete, frame, immutable.
+
+They divide the wrong bytes among themselves, so that a finding has one name: of the bytes that
+must be written, `oracle` judges those that were and `complete` those that were not; of all other
+bytes, `frame` judges the buffers that the op writes and `immutable` those it only reads.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.case import Case
+from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.verdict import Hazard, Place, Violation
+from kvfuzz.oracles.observation import Run
+from kvfuzz.oracles.properties import BASE, Runs
+
+
+def place_of(case: Case, buffer: str, byte: int) -> Place:
+    """A byte and the element that owns it."""
+    owner = case.owner(buffer, byte)
+    if owner is None:
+        return Place(buffer, byte)
+    field, coordinate = owner
+    return Place(buffer, byte, field.name, field.layer, coordinate)
+
+
+def _element_hex(case: Case, place: Place, image: Tensor) -> str:
+    start, size = place.byte, 1
+    if place.field:
+        field = case.field(place.field)
+        start = field.byte({axis: place.coordinate[axis] for axis in field.extents})
+        size = itemsize(field.dtype)
+    return "0x" + bytes(image[start : start + size].flip(0).tolist()).hex()
+
+
+def first_violation(
+    run: Run,
+    wrong: Mapping[str, Tensor],
+    judged: Mapping[str, Tensor],
+    message: str,
+    expected: Mapping[str, Tensor],
+) -> Violation | None:
+    """The violation of the first wrong byte of the first buffer that has one, or None.
+
+    `wrong` and `judged` are bool per byte: which bytes are wrong, of which that were compared.
+    """
+    for name, mask in wrong.items():
+        if not bool(mask.any()):
+            continue
+        place = place_of(run.case, name, int(torch.nonzero(mask)[0]))
+        return Violation(
+            message,
+            place,
+            _element_hex(run.case, place, expected[name]),
+            _element_hex(run.case, place, run.after[name]),
+            sum(int(mask.count_nonzero()) for mask in wrong.values()),
+            sum(int(mask.count_nonzero()) for mask in judged.values()),
+        )
+    return None
+
+
+def _unwritten(run: Run, buffer: str) -> Tensor:
+    """Bytes that no launch wrote. Without a write record: bytes that still hold their fill."""
+    unchanged = run.after[buffer] == run.before[buffer]
+    return unchanged if run.written is None else unchanged & ~run.written[buffer]
+
+
+def oracle(runs: Runs) -> Violation | None:
+    """The bytes that were written hold the right values, with zero tolerance."""
+    run = runs[BASE]
+    expectation = run.expectation
+    wrong = {
+        name: expectation.wrong(name, run.after[name]) & ~_unwritten(run, name)
+        for name in expectation.must
+    }
+    message = "a byte that the op must write holds the wrong value"
+    return first_violation(run, wrong, expectation.must, message, expectation.images)
+
+
+def complete(runs: Runs) -> Violation | None:
+    """Every byte that must be written was."""
+    run = runs[BASE]
+    expectation = run.expectation
+    wrong = {
+        name: expectation.wrong(name, run.after[name]) & _unwritten(run, name)
+        for name in expectation.must
+    }
+    message = "a byte that the op must write still holds what was there before"
+    return first_violation(run, wrong, expectation.must, message, expectation.images)
+
+
+def frame(runs: Runs) -> Violation | None:
+    """No other byte of a written buffer changed, guard zones included."""
+    run = runs[BASE]
+    must = run.expectation.must
+    never = {name: ~mask for name, mask in must.items()}
+    wrong = {name: mask & (run.after[name] != run.before[name]) for name, mask in never.items()}
+    message = "a byte that the op must not touch was overwritten"
+    found = first_violation(run, wrong, never, message, run.before)
+    if found is None:
+        for name in must.keys() & run.guards_broken.keys():
+            return Violation(
+                "the guard zone around the allocation was overwritten",
+                Place(name, run.guards_broken[name]),
+            )
+    return found
+
+
+def rewritten(runs: Runs) -> list[Hazard]:
+    """Equal rewrites outside the bytes that must be written: they race, and change nothing yet."""
+    run = runs[BASE]
+    if run.written is None:
+        return []
+    hazards = []
+    for name, must in run.expectation.must.items():
+        equal = run.written[name] & ~must & (run.after[name] == run.before[name])
+        if count := int(equal.count_nonzero()):
+            byte = int(torch.nonzero(equal)[0])
+            place = place_of(run.case, name, byte)
+            where = f"{name} byte {byte} ({place.field or 'no element'})"
+            hazards.append(
+                Hazard("rewrite", f"{count} bytes rewritten with equal values at {where}")
+            )
+    return hazards
+
+
+def immutable(runs: Runs) -> Violation | None:
+    """A buffer that the op only reads has not changed in any byte."""
+    run = runs[BASE]
+    only_read = [name for name in run.before if name not in run.expectation.written]
+    changed = [name for name in only_read if not torch.equal(run.after[name], run.before[name])]
+    wrong = {name: run.after[name] != run.before[name] for name in changed}
+    judged = {name: torch.ones_like(run.before[name]) for name in only_read}
+    message = "a buffer that the op only reads was changed"
+    found = first_violation(run, wrong, judged, message, run.before)
+    if found is None:
+        for name in only_read:
+            if name in run.guards_broken:
+                return Violation(
+                    "the guard zone around a buffer that is only read was overwritten",
+                    Place(name, run.guards_broken[name]),
+                )
+    return found

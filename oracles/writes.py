@@ -1,0 +1,52 @@
+"""What a reference returns: elements with their addresses, and the two conversions of a cache."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.layout import Field
+from kvfuzz.model.target import Quantise
+from kvfuzz.oracles.codec import decode, encode
+
+SIDES = (("key", "key_cache", "k_scale"), ("value", "value_cache", "v_scale"))
+"""Per side of a page: the parameters of its activation, its cache and its scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Elements that an op must store into `field`: byte addresses and codes of equal shape."""
+
+    field: Field
+    at: Tensor
+    codes: Tensor
+    converted: bool
+    """Whether a conversion made the codes, so that a NaN is a class and not a bit pattern."""
+
+
+def quantised(codes: Tensor, source: str, cache: str, scale: Tensor, how: Quantise) -> Tensor:
+    """The cache codes of model-dtype `codes`: a copy, or x / scale in fp32 rounded once."""
+    if source == cache:
+        return codes
+    x = decode(codes, DTYPES[source])
+    if DTYPES[cache].is_fp8:
+        x = x / scale if how.quotient == "x/s" else x * (torch.ones_like(scale) / scale)
+    return encode(x, DTYPES[cache])
+
+
+def dequantised(codes: Tensor, cache: str, out: str, scale: Tensor) -> Tensor:
+    """The output codes of cache `codes`: a copy, or code * scale in fp32 rounded once (#39122)."""
+    if cache == out:
+        return codes
+    x = decode(codes, DTYPES[cache])
+    if DTYPES[cache].is_fp8:
+        x = x * scale
+    return encode(x, DTYPES[out])
+
+
+def rows_heads_dims(field: Field, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Coordinates that broadcast to `[rows, heads, dims]` over a field's heads and dims."""
+    heads = torch.arange(field.extents["head"], device=rows.device)
+    dims = torch.arange(field.extents["dim"], device=rows.device)
+    return rows[:, None, None], heads[None, :, None], dims[None, None, :]

@@ -1,0 +1,107 @@
+# ruff: noqa: N803 (constexpr parameters of Triton kernels are upper case)
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kvfuzz.cpu import LaneError
+
+
+@triton.jit
+def gather(src, table, scale, out, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    row = tl.load(table + pid)
+    value = tl.load(src + row * BLOCK + at)
+    if SCALED:
+        value = (value.to(tl.float32) * tl.load(scale)).to(out.dtype.element_ty)
+    tl.store(out + pid * BLOCK + at, value)
+
+
+@triton.jit
+def interleave(a, b, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x, y = tl.load(a + at), tl.load(b + at)
+    tl.store(out + tl.arange(0, 2 * BLOCK), tl.reshape(tl.join(x, y), (2 * BLOCK,)))
+
+
+@triton.jit
+def pick_row(a, b, flags, out, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    value = tl.zeros([BLOCK], tl.int32)
+    if tl.load(flags + pid) > 0:
+        value = tl.load(a + at)
+    else:
+        for _ in range(2):
+            value = tl.load(b + at)
+    tl.store(out + pid * BLOCK + at, value)
+
+
+@pytest.fixture
+def sources(buffer):
+    return {
+        "src": buffer("src", torch.randn(4, 8).bfloat16()),
+        "table": buffer("table", torch.tensor([2, 0, 3], dtype=torch.int32)),
+        "scale": buffer("scale", torch.tensor([0.5])),
+    }
+
+
+def test_a_copied_byte_names_the_byte_it_was_loaded_from(lane, buffer, sources):
+    out = buffer("out", torch.zeros(4, 8).bfloat16())
+    with lane.observe(trace_origins=True) as access:
+        gather[(3,)](**sources, out=out, SCALED=False, BLOCK=8)
+    numbers, offsets = access.origin("out")
+    assert {access.allocation_name(number) for number in numbers[:48]} == {"src"}
+    expected = np.concatenate([np.arange(16) + 16 * row for row in (2, 0, 3)])
+    np.testing.assert_array_equal(offsets[:48], expected)
+    assert (numbers[48:] == -1).all()
+    assert (offsets[48:] == -1).all()
+
+
+def test_a_converted_element_names_the_first_byte_of_its_source(lane, buffer, sources):
+    out = buffer("out", torch.zeros(3, 8))
+    with lane.observe(trace_origins=True) as access:
+        gather[(3,)](**sources, out=out, SCALED=True, BLOCK=8)
+    numbers, offsets = access.origin("out")
+    assert {access.allocation_name(number) for number in numbers} == {"src"}
+    elements = np.concatenate([2 * np.arange(8) + 16 * row for row in (2, 0, 3)])
+    np.testing.assert_array_equal(offsets, np.repeat(elements, 4))
+
+
+def test_results_are_the_same_with_and_without_a_trace(lane, buffer, sources):
+    plain, traced = (buffer(name, torch.zeros(3, 8)) for name in ("plain", "traced"))
+    gather[(3,)](**sources, out=plain, SCALED=True, BLOCK=8)
+    with lane.observe(trace_origins=True):
+        gather[(3,)](**sources, out=traced, SCALED=True, BLOCK=8)
+    assert torch.equal(plain, traced)
+
+
+def test_origins_follow_elements_through_a_change_of_shape(lane, buffer):
+    a, b = (buffer(n, torch.arange(4, dtype=torch.int16)) for n in ("a", "b"))
+    out = buffer("out", torch.zeros(8, dtype=torch.int16))
+    with lane.observe(trace_origins=True) as access:
+        interleave[(1,)](a, b, out, BLOCK=4)
+    numbers, offsets = access.origin("out")
+    assert [access.allocation_name(number) for number in numbers[::2]] == ["a", "b"] * 4
+    np.testing.assert_array_equal(offsets.reshape(4, 2, 2)[:, 0], np.arange(8).reshape(4, 2))
+
+
+def test_origins_follow_values_through_branches_and_loops(lane, buffer):
+    a, b = (buffer(n, torch.arange(4, dtype=torch.int32)) for n in ("a", "b"))
+    out = buffer("out", torch.zeros(2, 4, dtype=torch.int32))
+    with lane.observe(trace_origins=True) as access:
+        pick_row[(2,)](a, b, buffer("flags", torch.tensor([0, 1], dtype=torch.int32)), out, BLOCK=4)
+    numbers, offsets = access.origin("out")
+    names = [access.allocation_name(number) for number in numbers]
+    assert names == ["b"] * 16 + ["a"] * 16
+    np.testing.assert_array_equal(offsets, np.tile(np.arange(16), 2))
+
+
+def test_origins_that_were_not_traced_cannot_be_asked_for(lane, buffer, sources):
+    out = buffer("out", torch.zeros(3, 8).bfloat16())
+    with lane.observe() as access:
+        gather[(3,)](**sources, out=out, SCALED=False, BLOCK=8)
+    with pytest.raises(LaneError, match="origins were not traced"):
+        access.origin("out")
