@@ -65,7 +65,13 @@ def stray_reads(runs: Runs) -> list[Hazard]:
     reads = _strays(runs[BASE], "read")
     if not reads or _influenced(runs):
         return []
-    return [Hazard("stray_read", _sentence(stray)) for stray in reads]
+    return [
+        Hazard(
+            "stray_read",
+            f"{stray.kernel} ({stray.where}) reads outside of {stray.buffer}",
+        )
+        for stray in reads
+    ]
 
 
 def crash(runs: Runs) -> Violation | None:

@@ -29,18 +29,21 @@ def page_geometries(domain: Domain, format: Format) -> SearchStrategy[Geometry]:
     SHUFFLE needs block and head sizes divisible by x. Raises UsageError where nothing fits.
     """
     x = 16 // itemsize(format.cache_dtype) if format.order == "shuffle" else 1
+    least = 2 if format.order == "hnd" else 1  # with one token a block, HND is NHD
     head_counts = _levels(domain, "num_kv_heads")
     head_sizes = [size for size in _levels(domain, "head_size") if size % x == 0]
     block_sizes = [
         size
         for size in _levels(domain, "block_size")
-        if size % x == 0 and any(size * d * min(head_counts) <= BLOCK_ELEMENTS for d in head_sizes)
+        if size % x == 0
+        and size >= least
+        and any(size * d * min(head_counts) <= BLOCK_ELEMENTS for d in head_sizes)
     ]
     if not block_sizes:
         raise UsageError(
             f"nothing to draw: order={format.order} with cache_dtype={format.cache_dtype} needs "
-            f"block_size and head_size divisible by {x}, and one side of a block at most "
-            f"{BLOCK_ELEMENTS} elements"
+            f"block_size and head_size divisible by {x}, block_size at least {least}, and one "
+            f"side of a block at most {BLOCK_ELEMENTS} elements"
         )
 
     @st.composite

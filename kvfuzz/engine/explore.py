@@ -7,6 +7,7 @@ keeps every example it has seen.
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -25,6 +26,13 @@ class Falsified(Exception):  # noqa: N818  (what Hypothesis calls it)
 
 class _Stop(BaseException):
     """The budget ended. A BaseException, so that Hypothesis does not take it for a failure."""
+
+
+class Failure(NamedTuple):
+    """A failing scene as it was drawn, and the smallest one that fails in the same way."""
+
+    first: Scene
+    smallest: Scene
 
 
 class Deadline:
@@ -67,15 +75,15 @@ class Exploration:
         self._size_of = size_of
         self._batch = 0
 
-    def next_failure(self, deadline: Deadline, *, shrink_s: float) -> Scene | None:
-        """The smallest failing scene found, or None when the deadline passed without one."""
+    def next_failure(self, deadline: Deadline, *, shrink_s: float) -> Failure | None:
+        """The next failure, shrunk for at most `shrink_s`, or None when the deadline passed."""
         while not deadline.reached():
             found = self._run_batch(deadline, shrink_s)
             if found is not None:
                 return found
         return None
 
-    def _run_batch(self, deadline: Deadline, shrink_s: float) -> Scene | None:
+    def _run_batch(self, deadline: Deadline, shrink_s: float) -> Failure | None:
         failing: list[Scene] = []
         shrink_end = 0.0
 
@@ -119,4 +127,4 @@ class Exploration:
             pass
         except hypothesis.errors.Unsatisfiable:
             return None
-        return min(failing, key=self._size_of) if failing else None
+        return Failure(failing[0], min(failing, key=self._size_of)) if failing else None

@@ -12,35 +12,49 @@ import msgspec
 from kvfuzz.model.case import Case
 
 
+class Entry(msgspec.Struct, frozen=True):
+    """What was about to happen: `case` on the target of that name."""
+
+    target: str
+    case: Case
+
+
 class Journal:
     """The journal of this process in an output folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / f"journal-{os.getpid()}.json"
         self._folder = folder
+        self._path = folder / f"journal-{os.getpid()}.json"
 
-    def about_to_run(self, case: Case) -> None:
-        """Record `case`. Not synced to disk: the kernel keeps it when only the process dies."""
+    def about_to_run(self, target: str, case: Case) -> None:
+        """Record a launch. Not synced to disk: the kernel keeps it when only the process dies."""
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(case))
+        temporary.write_bytes(msgspec.json.encode(Entry(target, case)))
         os.replace(temporary, self._path)
 
     def close(self) -> None:
         """The last recorded case ended in a verdict."""
         self._path.unlink(missing_ok=True)
 
-    def left_over(self) -> list[tuple[Path, Case]]:
-        """Cases whose process never came back, oldest first; unreadable files are skipped."""
-        found = []
-        for path in sorted(self._folder.glob("journal-*.json"), key=lambda p: p.stat().st_mtime):
-            pid = int(path.stem.partition("-")[2])
-            if pid == os.getpid() or _alive(pid):
+    def left_over(self, target: str) -> list[Case]:
+        """Cases of `target` whose process never came back, oldest first.
+
+        Their files are taken over: the caller is about to run them. Files that cannot be read or
+        belong to a living process or to another target stay where they are.
+        """
+        found: list[tuple[float, Case]] = []
+        for path in self._folder.glob("journal-*.json"):
+            if path == self._path or _alive(int(path.stem.partition("-")[2])):
                 continue
             try:
-                found.append((path, msgspec.json.decode(path.read_bytes(), type=Case)))
-            except (msgspec.DecodeError, OSError):
+                entry = msgspec.json.decode(path.read_bytes(), type=Entry)
+                when = path.stat().st_mtime
+            except (msgspec.MsgspecError, OSError):
                 continue
-        return found
+            if entry.target == target:
+                found.append((when, entry.case))
+                path.unlink(missing_ok=True)
+        return [case for _, case in sorted(found, key=lambda pair: pair[0])]
 
 
 def _alive(pid: int) -> bool:

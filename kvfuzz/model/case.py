@@ -27,8 +27,11 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fill: Fill
 
 
-class TensorView(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a target receives: strides and offset in bytes, shape in elements of `dtype`."""
+class TensorView(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a target receives: strides and offset in bytes, shape in elements of `dtype`.
+
+    An array in JSON: a seed is to stay small enough to paste into an issue.
+    """
 
     name: str
     buffer: str

@@ -15,7 +15,6 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.target import TargetInfo, TargetSpec
 
 if TYPE_CHECKING:
-
     from kvfuzz.engine.worker.judge import Judge
     from kvfuzz.model.verdict import Verdict
 
