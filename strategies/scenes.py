@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from kvfuzz.model.axes import Domain
+from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.layout import Geometry
-from kvfuzz.model.scene import Scene
+from kvfuzz.model.scene import VALUES, Scene
 from kvfuzz.strategies.batches import batches, padding_rows, row_gaps
 from kvfuzz.strategies.formats import formats
 from kvfuzz.strategies.geometries import page_geometries
@@ -28,11 +29,14 @@ def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
         batch = draw(batches(g.block_size, hybrid=format.layout == "hybrid"))
         k_scale, v_scale = draw(scale_pairs(domain, format))
         padding: tuple[int, ...] = ()
-        gap = 0
+        gap, values = 0, VALUES[0]
         if op == "reshape_and_cache":
             num_tokens = sum(sequence.length for sequence in batch.sequences)
             if "some" in domain.levels("padding"):
                 padding = draw(padding_rows(num_tokens))
+            if DTYPES[format.cache_dtype].is_fp8:
+                wanted = [each for each in VALUES if each in domain.levels("values")]
+                values = draw(st.sampled_from(wanted)) if wanted else values
             if "gapped" in domain.levels("rows"):
                 gap = draw(row_gaps(g.num_kv_heads, g.head_size))
         return Scene(
@@ -46,6 +50,7 @@ def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
             v_scale=v_scale,
             sequences=batch.sequences,
             padding=padding,
+            values=values,
             row_gap=gap,
             table_width=batch.table_width,
             state_blocks=batch.state_blocks,

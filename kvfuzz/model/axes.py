@@ -14,7 +14,7 @@ import msgspec
 from kvfuzz.errors import UsageError
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.fill import IntegerFill
+from kvfuzz.model.fill import FloatFill, IntegerFill, TieFill
 from kvfuzz.model.layout import LAYOUTS, ORDERS, Field
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128, 544, 784)
@@ -128,6 +128,14 @@ def _padding(case: Case) -> str:
     return "some" if min(case.integers(step, "slot_mapping")) < 0 else "none"
 
 
+def _values(case: Case) -> str:
+    step = case.steps[0]
+    if step.op != "reshape_and_cache":
+        return "bytes"
+    fill = case.buffer(case.bound_buffer(step, "key")).fill
+    return {FloatFill: "spread", TieFill: "ties"}.get(type(fill), "bytes")
+
+
 def _rows(case: Case) -> str:
     view = case.tensor(case.steps[0].tensors["key"])
     return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
@@ -168,6 +176,7 @@ AXES: tuple[Axis, ...] = (
     Axis("first_offset", ("none", "edge", "inside"), _first_offset),
     Axis("padding", ("none", "some"), _padding),
     Axis("rows", ("dense", "gapped"), _rows),
+    Axis("values", ("bytes", "spread", "ties"), _values),
 )
 
 AXIS: dict[str, Axis] = {axis.name: axis for axis in AXES}

@@ -8,7 +8,9 @@ case of a few kilobytes describes megabytes and any machine computes the same on
 where mix is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) and `stream` is a
 hash of the buffer's name. Byte `a` of a `bytes` fill is byte `a % 8` (little endian) of word
 `a // 8`. Element `i` of a `floats` fill is made of the bits of word `i`: mantissa from the low
-bits, sign from bit 63, biased exponent `low + (word >> 32) % 2**16 % (high - low + 1)`.
+bits, sign from bit 63, biased exponent `low + (word >> 32) % 2**16 % (high - low + 1)`. Element
+`i` of a `ties` fill is the midpoint above cache code `(word >> 32) % 2**16 % max_code`, times the
+scale, rounded to fp32 and then to the element's format, with the sign from bit 63.
 This module is the scalar definition; the worker computes the same in tensors, and TEST_VECTORS
 hold both to it.
 """
@@ -17,7 +19,7 @@ import hashlib
 
 import msgspec
 
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.dtypes import DTYPES, CacheDtype
 
 ALGORITHM = "splitmix64/1"
 """Name and version that a seed records; a seed with another one is refused."""
@@ -53,7 +55,19 @@ class FloatFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="fl
     high: int
 
 
-Fill = IntegerFill | ByteFill | FloatFill
+class TieFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ties"):
+    """Elements of `dtype` that land next to a rounding tie of `cache_dtype` when divided by s.
+
+    `scale` is the bit pattern of s. Only there do x / s and x * (1 / s) round apart.
+    """
+
+    seed: int
+    dtype: str
+    cache_dtype: str
+    scale: int
+
+
+Fill = IntegerFill | ByteFill | FloatFill | TieFill
 
 
 def mix(word: int) -> int:
@@ -83,9 +97,19 @@ def byte_at(fill: ByteFill, buffer: str, address: int) -> int:
     return (word(fill.seed, buffer, address // 8) >> (8 * (address % 8))) & 0xFF
 
 
-def code_at(fill: FloatFill, buffer: str, index: int) -> int:
+def midpoint(cache: CacheDtype, code: int) -> float:
+    """The value halfway between a positive code and the next: where rounding changes sides."""
+    return (cache.decode(code) + cache.decode(code + 1)) / 2
+
+
+def code_at(fill: FloatFill | TieFill, buffer: str, index: int) -> int:
     """The code of element `index` that `fill` puts into a buffer."""
     dtype, bits = DTYPES[fill.dtype], word(fill.seed, buffer, index)
+    if isinstance(fill, TieFill):
+        fp32, cache = DTYPES["fp32"], DTYPES[fill.cache_dtype]
+        tie = midpoint(cache, (bits >> 32) % (1 << 16) % cache.max_code)
+        product = fp32.decode(fp32.encode(tie * fp32.decode(fill.scale)))
+        return dtype.encode(-product if bits >> 63 else product)
     exponent = fill.low + (bits >> 32) % (1 << 16) % (fill.high - fill.low + 1)
     mantissa = bits & ((1 << dtype.mantissa_bits) - 1)
     sign = dtype.sign_bit if bits >> 63 else 0

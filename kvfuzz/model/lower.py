@@ -10,8 +10,8 @@ import math
 import msgspec
 
 from kvfuzz.model.case import Buffer, Case, Step, TensorView
-from kvfuzz.model.dtypes import DTYPES, CacheDtype, itemsize
-from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, word
+from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, TieFill, word
 from kvfuzz.model.layout import Axis, Field, Geometry, Term, cache_fields
 from kvfuzz.model.scene import Scene, check
 
@@ -131,15 +131,19 @@ def _rows(
     return Buffer(name, max(num_rows, 1) * row, fill), field, view
 
 
-def activation_fill(seed: int, model: CacheDtype, cache: CacheDtype, scale: float) -> Fill:
+def activation_fill(scene: Scene, scale_bits: int) -> Fill:
     """Key or value elements of the model's dtype, to be stored as x / scale.
 
     A plain copy gets hash bytes, NaN payloads included. Before a conversion the magnitudes stay
-    within the cache dtype's range (saturation is a property of its own) and reach down through
-    its subnormals to zero.
+    within the cache dtype's range (saturation is a property of its own): spread down through its
+    subnormals to zero, or next to its rounding ties.
     """
+    seed, model, cache = scene.fill_seed, DTYPES[scene.model_dtype], DTYPES[scene.cache_dtype]
     if model.name == cache.name:
         return ByteFill(seed)
+    if scene.values == "ties":
+        return TieFill(seed, model.name, cache.name, scale_bits)
+    scale = DTYPES["fp32"].decode(scale_bits)
     top = math.frexp(cache.max_finite * scale)[1] - 1  # 2**top <= max_finite * scale
     smallest = math.frexp(scale)[1] - cache.bias - cache.mantissa_bits  # the least subnormal's
     high = max(0, min(top - 1 + model.bias, (1 << model.exponent_bits) - 2))
@@ -155,10 +159,7 @@ def _write(scene: Scene) -> Parts:
     fields: list[Field] = []
     views: list[TensorView] = []
     for name, bits in (("key", scene.k_scale), ("value", scene.v_scale)):
-        scale = DTYPES["fp32"].decode(bits)
-        fill = activation_fill(
-            scene.fill_seed, DTYPES[scene.model_dtype], DTYPES[scene.cache_dtype], scale
-        )
+        fill = activation_fill(scene, bits)
         buffer, field, view = _rows(name, scene, num_rows, scene.row_gap, fill)
         buffers.append(buffer)
         fields.append(field)

@@ -11,6 +11,7 @@ from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.layout import LAYOUTS, ORDERS, Geometry
 
 OPS: tuple[str, ...] = ("reshape_and_cache", "gather_cache")
+VALUES: tuple[str, ...] = ("spread", "ties")
 
 
 class Sequence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +41,8 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequences: tuple[Sequence, ...]
     padding: tuple[int, ...] = ()
     """Rows of the batch, counted after insertion, whose slot is -1."""
+    values: str = "spread"
+    """What a write to an fp8 cache stores: `spread` over the range, or `ties` of its rounding."""
     row_gap: int = 0
     """Elements between the end of one row of key or value and the next (a slice of qkv)."""
     table_width: int = 0
@@ -73,6 +76,7 @@ def check(scene: Scene) -> None:
         f"model_dtype={scene.model_dtype!r}, expected fp32, bf16 or fp16",
     )
     cache = DTYPES[scene.cache_dtype]
+    _require(scene.values in VALUES, f"values={scene.values!r}, expected one of {VALUES}")
     _require(
         cache.is_fp8 or scene.cache_dtype == scene.model_dtype,
         f"cache_dtype={scene.cache_dtype} with model_dtype={scene.model_dtype}: "

@@ -55,6 +55,10 @@ class CheckedCpuLane:
         self._lane.release_all()
         self._names.clear()
 
+    def close(self) -> None:
+        """Give Triton its own backend back; only tests outlive a lane."""
+        self._lane.deactivate()
+
     def _seen(self, access: Access, error: BaseException | None, origins: bool) -> Seen:
         launches = tuple(
             Launch(each.kernel, each.grid, _texts(each.constexprs), _texts(each.options))

@@ -16,8 +16,11 @@ from kvfuzz.model.fill import (
     Fill,
     FloatFill,
     IntegerFill,
+    TieFill,
+    midpoint,
     origin_of,
 )
+from kvfuzz.oracles.codec import encode
 
 _INTEGER_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -49,15 +52,25 @@ def filled(fill: Fill, buffer: str, nbytes: int, device: torch.device) -> Tensor
         return torch.tensor(values, dtype=_INTEGER_TYPES[size], device=device).view(torch.uint8)
     if isinstance(fill, ByteFill):
         return words(fill.seed, buffer, -(-nbytes // 8), device).view(torch.uint8)[:nbytes].clone()
-    return _floats(fill, buffer, nbytes, device)
-
-
-def _floats(fill: FloatFill, buffer: str, nbytes: int, device: torch.device) -> Tensor:
     dtype = DTYPES[fill.dtype]
     bits = words(fill.seed, buffer, nbytes // dtype.itemsize, device)
+    codes = _ties(fill, bits) if isinstance(fill, TieFill) else _floats(fill, bits)
+    shifts = torch.arange(dtype.itemsize, device=device) * 8
+    return ((codes.unsqueeze(-1) >> shifts) & 0xFF).to(torch.uint8).flatten()
+
+
+def _ties(fill: TieFill, bits: Tensor) -> Tensor:
+    cache = DTYPES[fill.cache_dtype]
+    above = [midpoint(cache, code) for code in range(cache.max_code)]
+    ties = torch.tensor(above, dtype=torch.float32, device=bits.device)
+    scale = torch.tensor(DTYPES["fp32"].decode(fill.scale), dtype=torch.float32, device=bits.device)
+    product = ties[_shift_right(bits, 32) % (1 << 16) % cache.max_code] * scale
+    return encode(torch.where(bits < 0, -product, product), DTYPES[fill.dtype])
+
+
+def _floats(fill: FloatFill, bits: Tensor) -> Tensor:
+    dtype = DTYPES[fill.dtype]
     exponent = fill.low + _shift_right(bits, 32) % (1 << 16) % (fill.high - fill.low + 1)
     mantissa = bits & ((1 << dtype.mantissa_bits) - 1)
     codes = (exponent << dtype.mantissa_bits) | mantissa
-    codes = torch.where(bits < 0, codes | dtype.sign_bit, codes)
-    shifts = torch.arange(dtype.itemsize, device=device) * 8
-    return ((codes.unsqueeze(-1) >> shifts) & 0xFF).to(torch.uint8).flatten()
+    return torch.where(bits < 0, codes | dtype.sign_bit, codes)

@@ -23,6 +23,7 @@ class Judge:
     """One target with its partner on one lane."""
 
     def __init__(self, target: Adapter, partner: Adapter | None, lane: Lane) -> None:
+        self.target = target
         self._adapters: dict[str, Adapter] = {"target": target}
         if partner is not None:
             self._adapters["partner"] = partner

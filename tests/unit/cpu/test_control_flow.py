@@ -1,4 +1,6 @@
 # ruff: noqa: N803 (constexpr parameters of Triton kernels are upper case)
+import re
+
 import pytest
 import torch
 import triton
@@ -90,6 +92,26 @@ def nested_loops(bounds, out):
     tl.store(out + pid, total)
 
 
+@triton.jit
+def guarded_steps(steps, out):
+    pid = tl.program_id(0)
+    step = tl.load(steps + pid)
+    if step > 0:
+        count = 0
+        for _ in range(0, 10, step):
+            count += 1
+        tl.store(out + pid, count)
+
+
+@triton.jit
+def unguarded_steps(steps, out):
+    pid = tl.program_id(0)
+    count = 0
+    for _ in range(0, 10, tl.load(steps + pid)):
+        count += 1
+    tl.store(out + pid, count)
+
+
 @triton.jit(noinline=True)
 def outlined(value, limit):
     if value > limit:
@@ -101,6 +123,14 @@ def outlined(value, limit):
 def calls(values, out):
     pid = tl.program_id(0)
     tl.store(out + pid, outlined(tl.load(values + pid), 5))
+
+
+@triton.jit
+def asserts(values):
+    pid = tl.program_id(0)
+    value = tl.load(values + pid)
+    if value >= 0:
+        tl.device_assert(value < 10, "value is too large")
 
 
 @triton.jit
@@ -175,6 +205,17 @@ def test_nested_loops_with_divergent_bounds(buffer):
     ]
 
 
+def test_programs_behind_a_false_guard_do_not_fail_the_others(buffer):
+    out = buffer("out", torch.zeros(4, dtype=torch.int32))
+    guarded_steps[(4,)](buffer("steps", ints(1, 0, -2, 4)), out)
+    assert out.tolist() == [10, 0, 0, 3]
+
+
+def test_a_loop_that_cannot_advance_is_stopped(buffer):
+    with pytest.raises(LaunchError, match="loop without step"):
+        unguarded_steps[(2,)](buffer("steps", ints(1, 0)), buffer("out", ints(0, 0)))
+
+
 def test_a_function_that_is_not_inlined_returns_per_program(buffer):
     out = buffer("out", torch.zeros(3, dtype=torch.int32))
     calls[(3,)](buffer("values", ints(9, 5, -1)), out)
@@ -184,8 +225,11 @@ def test_a_function_that_is_not_inlined_returns_per_program(buffer):
 def test_a_loop_without_end_runs_out_of_fuel(lane, buffer):
     lane.fuel = 1000
     out = buffer("out", torch.zeros(1, dtype=torch.int32))
-    with pytest.raises(LaunchError, match=r"out of fuel: kernel=for_ever .*test_control_flow\.py"):
+    place = r".*test_control_flow\.py:\d+"
+    with pytest.raises(LaunchError, match="out of fuel: kernel=for_ever " + place) as stopped:
         for_ever[(1,)](out)
+    (note,) = stopped.value.__notes__
+    assert re.fullmatch("while evaluating scf.while of " + place, note)
 
 
 def test_fuel_is_renewed_for_every_launch(lane, buffer):
@@ -195,3 +239,9 @@ def test_fuel_is_renewed_for_every_launch(lane, buffer):
     for _ in range(3):
         sum_to[(1,)](bounds, out, 0)
     assert out.item() == 190
+
+
+def test_a_device_assertion_is_judged_for_active_programs_only(buffer):
+    asserts[(3,)](buffer("good", ints(1, -1, 9)), debug=True)
+    with pytest.raises(LaunchError, match="device assertion failed: 'value is too large' in "):
+        asserts[(3,)](buffer("bad", ints(1, -1, 10)), debug=True)

@@ -1,7 +1,9 @@
 # ruff: noqa: N803 (constexpr parameters of Triton kernels are upper case)
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kvfuzz.cpu import CpuLane, LaneError, LaunchError
+from kvfuzz.cpu.scratch import Scratch
 
 
 @triton.jit
@@ -137,6 +140,27 @@ def test_a_lane_can_be_given_up_and_another_takes_over(active_lane, lane, buffer
     with lane.observe() as access:
         which_target[(1,)](out)
     assert access.launches[0].options["arch"] == "gfx942"
+
+
+def test_compilations_leave_no_files_behind(active_lane, lane, buffer):
+    which_target[(1,)](buffer("out", torch.zeros(1, dtype=torch.int32)))
+    directory = Path(triton.knobs.cache.dir)
+    assert directory.name.startswith("kvfuzz-triton-")
+    assert list(directory.iterdir()) == []
+    lane.deactivate()
+    assert not directory.exists()
+    lane.activate()
+
+
+def test_an_empty_directory_of_a_killed_process_is_cleared_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("kvfuzz-triton-dead", "kvfuzz-triton-busy", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "kvfuzz-triton-busy" / "kernel").mkdir()
+    scratch = Scratch()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"kvfuzz-triton-busy", "other", Path(scratch.path).name}
+    scratch.close()
 
 
 def run_child(code):

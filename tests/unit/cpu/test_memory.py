@@ -91,6 +91,13 @@ def test_a_copy_keeps_nan_payloads_bit_for_bit(buffer, dtype):
     assert torch.equal(dst.view(torch.int16), payloads)
 
 
+def test_a_masked_copy_keeps_signalling_nans_of_fp32(buffer):
+    payloads = torch.tensor([0x7F800001, -0x7FFFFF, 0x7FC12345], dtype=torch.int32)
+    dst = buffer("dst", torch.zeros(3))
+    copy[(1,)](buffer("src", payloads.view(torch.float32)), dst, 3, BLOCK=4)
+    assert torch.equal(dst.view(torch.int32), payloads)
+
+
 @pytest.mark.parametrize(
     "dtype",
     [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz],

@@ -36,6 +36,52 @@ def widths(a, out8, out64, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def unsigned(a, b, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x, y = tl.load(a + at), tl.load(b + at)
+    tl.store(out + at, x // y)
+    tl.store(out + BLOCK + at, x % y)
+    tl.store(out + 2 * BLOCK + at, x >> 3)
+    tl.store(out + 3 * BLOCK + at, tl.maximum(x, y))
+    tl.store(out + 4 * BLOCK + at, tl.where(x < y, x, y))
+    tl.store(out + 5 * BLOCK + at, x * y - x)
+
+
+@triton.jit
+def truths(a, b, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x, y = tl.load(a + at), tl.load(b + at)
+    tl.store(out + at, x & y)
+    tl.store(out + BLOCK + at, x | y)
+    tl.store(out + 2 * BLOCK + at, x ^ y)
+    tl.store(out + 3 * BLOCK + at, ~x)
+    tl.store(out + 4 * BLOCK + at, (x.to(tl.int32) + y) > 1)
+
+
+@triton.jit
+def comparisons(a, b, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x, y = tl.load(a + at), tl.load(b + at)
+    tl.store(out + at, x < y)
+    tl.store(out + BLOCK + at, x <= y)
+    tl.store(out + 2 * BLOCK + at, x > y)
+    tl.store(out + 3 * BLOCK + at, x >= y)
+    tl.store(out + 4 * BLOCK + at, x == y)
+    tl.store(out + 5 * BLOCK + at, x != y)
+    tl.store(out + 6 * BLOCK + at, not (x < y))
+
+
+@triton.jit
+def extremes(a, b, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x, y = tl.load(a + at), tl.load(b + at)
+    tl.store(out + at, tl.maximum(x, y))
+    tl.store(out + BLOCK + at, tl.minimum(x, y))
+    tl.store(out + 2 * BLOCK + at, tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL))
+    tl.store(out + 3 * BLOCK + at, tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
 def arithmetic(a, b, out, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     x, y = tl.load(a + at), tl.load(b + at)
@@ -150,6 +196,55 @@ def test_integers_wrap_at_their_width_and_division_truncates(buffer, dtype):
         [x if x < y else y + 1 for x, y in pairs],
     ]
     assert out.tolist() == [wrapped(row) for row in expected]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_unsigned_integers_are_compared_divided_and_shifted_as_such(buffer, dtype):
+    size = np.dtype(dtype).itemsize
+    a, b = (mixed_integers(f"i{size}", seed).view(dtype) for seed in (0, 3))
+    out = buffer("out", torch.from_numpy(np.zeros((6, BLOCK), dtype)))
+    unsigned[(1,)](
+        buffer("a", torch.from_numpy(a)), buffer("b", torch.from_numpy(b)), out, BLOCK=BLOCK
+    )
+    expected = [a // b, a % b, a >> 3, np.maximum(a, b), np.minimum(a, b), a * b - a]
+    np.testing.assert_array_equal(out.numpy(), np.array(expected))
+
+
+def test_truth_values_are_stored_as_one_byte_and_computed_on_one_bit(buffer):
+    a, b = torch.tensor([[False, False, True, True], [False, True, False, True]])
+    out = buffer("out", torch.zeros(5, 4, dtype=torch.bool))
+    truths[(1,)](buffer("a", a), buffer("b", b), out, BLOCK=4)
+    assert out.tolist() == [(row).tolist() for row in (a & b, a | b, a ^ b, ~a, a & b)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_comparisons_with_nan_are_false_except_unequal(buffer, dtype):
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 0.5])
+    a = special.repeat_interleave(8).to(dtype)
+    b = special.repeat(8).to(dtype)
+    out = buffer("out", torch.zeros(7, BLOCK, dtype=torch.bool))
+    comparisons[(1,)](buffer("a", a), buffer("b", b), out, BLOCK=BLOCK)
+    expected = [a < b, a <= b, a > b, a >= b, a == b, a != b, ~(a < b)]
+    assert torch.equal(out, torch.stack(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extremes_order_zeros_by_sign_and_propagate_nan_only_when_asked(buffer, dtype):
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, torch.inf, -torch.inf, torch.nan, 0.5])
+    a, b = special.repeat_interleave(8), special.repeat(8)
+    out = buffer("out", torch.zeros(4, BLOCK, dtype=dtype))
+    inputs = [buffer(name, value.to(dtype)) for name, value in (("a", a), ("b", b))]
+    extremes[(1,)](*inputs, out, BLOCK=BLOCK)
+
+    def key(value):
+        return value, torch.signbit(torch.tensor(value)).logical_not().item()
+
+    for i, (x, y) in enumerate(zip(a.tolist(), b.tolist(), strict=True)):
+        numbers = [value for value in (x, y) if value == value] or [float("nan")]
+        largest, smallest = max(numbers, key=key), min(numbers, key=key)
+        nan = float("nan") if x != x or y != y else None
+        expected = [largest, smallest, nan or largest, nan or smallest]
+        assert [str(value) for value in out[:, i].tolist()] == [str(value) for value in expected]
 
 
 def test_narrowing_keeps_low_bits_and_widening_keeps_the_sign_or_not(buffer):

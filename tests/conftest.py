@@ -1,0 +1,82 @@
+"""Fixtures that several test folders share."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import kvfuzz
+from kvfuzz.model.layout import Geometry
+from kvfuzz.model.scene import Scene, Sequence
+
+ONE = 0x3F800000
+ROOT = Path(kvfuzz.__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def gather_scene() -> Scene:
+    """Two sequences over shuffled blocks, the first starting inside a block."""
+    return Scene(
+        op="gather_cache",
+        layout="blocks_first",
+        order="nhd",
+        geometry=Geometry(num_blocks=5, block_size=16, num_kv_heads=2, head_size=32),
+        cache_dtype="bf16",
+        model_dtype="bf16",
+        k_scale=ONE,
+        v_scale=ONE,
+        sequences=(Sequence((3, 1), 13, 6), Sequence((4,), 0, 2)),
+        table_width=3,
+        fill_seed=7,
+    )
+
+
+@pytest.fixture
+def write_scene(gather_scene: Scene) -> Scene:
+    """The same tokens stored, between two padding rows."""
+    import msgspec
+
+    return msgspec.structs.replace(gather_scene, op="reshape_and_cache", padding=(0, 4), row_gap=64)
+
+
+@pytest.fixture(scope="module")
+def cpu_lane() -> Iterator[object]:
+    """The cpu lane, active in this process for the tests of one module."""
+    from kvfuzz.engine.worker.cpu_lane import CheckedCpuLane
+
+    lane = CheckedCpuLane("gfx942")
+    yield lane
+    lane.close()
+
+
+@pytest.fixture
+def judge(cpu_lane):
+    """Make the judge of a target by name."""
+    from kvfuzz.engine.worker.judge import Judge
+    from kvfuzz.kernels.resolve import resolve
+    from kvfuzz.model.target import TargetSpec
+
+    def make(name: str, **sources: str) -> Judge:
+        target = resolve(TargetSpec(name, sources))
+        partner = target.info.partner
+        return Judge(target, resolve(TargetSpec(partner, sources)) if partner else None, cpu_lane)
+
+    return make
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Callable[..., str]:
+    """Copy a file of ours to k.py with one text replaced; returns `k.py:function`."""
+
+    def edit(source: str, function: str, *changes: tuple[str, str]) -> str:
+        path = tmp_path / "k.py"
+        shutil.copy(ROOT / source, path)
+        text = path.read_text()
+        for old, new in changes:
+            assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {source}"
+            text = text.replace(old, new)
+        path.write_text(text)
+        return f"{path}:{function}"
+
+    return edit

@@ -1,0 +1,40 @@
+"""Every shipped mutant is caught, by the property that its catalogue entry names."""
+
+import pytest
+
+from kvfuzz.engine.explore import Deadline, Exploration
+from kvfuzz.engine.findings import size_of
+from kvfuzz.kernels.mutants.patches import mutants
+from kvfuzz.model.lower import lower
+from kvfuzz.strategies import scenes
+
+CATCHABLE = [mutant for mutant in mutants() if not mutant.survives]
+SURVIVORS = [mutant for mutant in mutants() if mutant.survives]
+MOST_CASES = 400
+
+
+@pytest.mark.parametrize("mutant", CATCHABLE, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_caught_by_the_property_it_names(judge, mutant):
+    judged = judge(f"mutant:{mutant.name}")
+    domain = judged.target.info.domain
+
+    def caught(scene):
+        failed = judged.verdict(lower(scene)).failed
+        return mutant.caught_by in {result.name for result in failed}
+
+    search = Exploration(scenes(mutant.patches, domain), caught, random_seed=0, size_of=size_of)
+    found = search.next_failure(Deadline(60, MOST_CASES), shrink_s=0)
+    assert found is not None, f"not caught by {mutant.caught_by} in {MOST_CASES} cases"
+
+
+def test_a_mutant_that_survives_says_why():
+    for mutant in SURVIVORS:
+        assert len(mutant.survives) > 20, mutant.name
+    assert len(SURVIVORS) <= len(CATCHABLE) // 4
+
+
+def test_the_catalogue_names_are_unique_and_the_bugs_are_described():
+    names = [mutant.name for mutant in mutants()]
+    assert len(set(names)) == len(names)
+    for mutant in mutants():
+        assert len(mutant.models) > 20, mutant.name

@@ -1,0 +1,54 @@
+import ast
+
+import pytest
+import torch
+
+from kvfuzz.kernels.builtin import gather_cache, reshape_and_cache
+from kvfuzz.kernels.mutants.patches import BUILTIN
+from kvfuzz.model.dtypes import DTYPES
+
+
+def test_the_fp8_limits_are_the_largest_finite_values():
+    by_name = {
+        str(dtype).removeprefix("torch.float8_"): top
+        for dtype, top in reshape_and_cache.FP8_MAX.items()
+    }
+    assert by_name == {d.name: d.max_finite for d in DTYPES.values() if d.is_fp8}
+    assert set(gather_cache.FP8) == set(reshape_and_cache.FP8_MAX)
+
+
+@pytest.mark.parametrize("path", sorted(BUILTIN.glob("*.py")), ids=lambda path: path.stem)
+def test_a_built_in_file_stands_alone(path):
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+    assert imported == {"torch", "triton"}
+
+
+@pytest.mark.parametrize(("block_size", "head_size"), [(4, 32), (16, 12)])
+def test_a_shuffle_cache_that_does_not_divide_is_refused_before_any_launch(block_size, head_size):
+    cache = torch.zeros(3, block_size, 1, head_size, dtype=torch.float16)
+    rows = torch.zeros(1, 1, head_size, dtype=torch.float16)
+    integers = torch.zeros(2, dtype=torch.int32)
+    message = rf"head_size={head_size} and block_size={block_size} must divide by 8"
+    with pytest.raises(NotImplementedError, match=message):
+        reshape_and_cache.reshape_and_cache(
+            rows, rows, cache, cache, integers, integers, integers, "SHUFFLE"
+        )
+    with pytest.raises(NotImplementedError, match=message):
+        gather_cache.gather_cache(
+            cache,
+            cache,
+            rows,
+            rows,
+            integers,
+            integers,
+            integers,
+            integers,
+            integers,
+            integers,
+            "SHUFFLE",
+        )

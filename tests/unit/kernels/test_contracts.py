@@ -1,0 +1,139 @@
+import pytest
+import torch
+
+from kvfuzz.errors import UsageError
+from kvfuzz.kernels.contracts import CONTRACTS, bind, objections
+from kvfuzz.model.layout import Geometry
+from kvfuzz.model.lower import lower
+from kvfuzz.model.scene import OPS, Scene, Sequence
+
+TENSORS = {
+    "key_cache": torch.zeros(5, 16, 2, 32),
+    "value_cache": torch.ones(5, 16, 2, 32),
+    "key": torch.zeros(3, 2, 32),
+    "value": torch.ones(3, 2, 32),
+    "k_scale": torch.ones(1),
+    "v_scale": torch.ones(1),
+    "slot_mapping": torch.arange(3),
+    "block_table": torch.zeros(1, 4, dtype=torch.int32),
+    "seq_starts": torch.zeros(1, dtype=torch.int32),
+    "cu_seqlens_kv": torch.tensor([0, 3], dtype=torch.int32),
+    "token_to_batch": torch.zeros(3, dtype=torch.int32),
+}
+
+
+def scalars(cache_dtype="bf16", layout="NHD"):
+    return {"kv_cache_layout": layout, "cache_dtype": cache_dtype}
+
+
+def scene(op):
+    return Scene(
+        op=op,
+        layout="kv_first",
+        order="nhd",
+        geometry=Geometry(3, 16, 1, 8),
+        cache_dtype="bf16",
+        model_dtype="bf16",
+        k_scale=0x3F800000,
+        v_scale=0x3F800000,
+        sequences=(Sequence((0,), 0, 2),),
+        table_width=1,
+    )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_contract_names_exactly_what_lowering_produces(op):
+    step = lower(scene(op)).steps[0]
+    contract = CONTRACTS[op]
+    assert {*step.tensors, *step.scalars} == {*contract.required, *contract.optional}
+
+
+def test_arguments_arrive_under_the_names_that_a_function_uses():
+    seen = {}
+
+    def gather(
+        k_cache, v_cache, key_out, value_out, block_tables, cu_seq_lens, k_scales, total_tokens
+    ):
+        seen.update(locals())
+
+    bind(gather, "gather_cache")(TENSORS, scalars())
+    assert seen["k_cache"] is TENSORS["key_cache"]
+    assert seen["v_cache"] is TENSORS["value_cache"]
+    assert seen["key_out"] is TENSORS["key"]
+    assert seen["value_out"] is TENSORS["value"]
+    assert seen["block_tables"] is TENSORS["block_table"]
+    assert seen["cu_seq_lens"] is TENSORS["cu_seqlens_kv"]
+    assert seen["k_scales"] is TENSORS["k_scale"]
+    assert seen["total_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "spelling", "quantised"),
+    [
+        ("bf16", "auto", False),
+        ("fp32", "auto", False),
+        ("e4m3fn", "fp8_e4m3", True),
+        ("e4m3fnuz", "fp8_e4m3", True),
+        ("e5m2", "fp8_e5m2", True),
+        ("e5m2fnuz", "fp8_e5m2", True),
+    ],
+)
+def test_the_cache_dtype_is_spelt_as_vllm_does(cache_dtype, spelling, quantised):
+    seen = []
+
+    def write(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, quant):
+        seen.append((kv_cache_dtype, quant))
+
+    bind(write, "reshape_and_cache")(TENSORS, scalars(cache_dtype))
+    assert seen == [(spelling, quantised)]
+
+
+def test_sizes_are_read_off_the_cache_view():
+    seen = []
+
+    def write(key, value, key_cache, value_cache, slots, page_size, num_heads, head_dim):
+        seen.append((page_size, num_heads, head_dim))
+
+    bind(write, "reshape_and_cache")(TENSORS, scalars())
+    assert seen == [(16, 2, 32)]
+
+
+def test_an_unknown_parameter_with_a_default_keeps_it():
+    seen = []
+
+    def write(key, value, key_cache, value_cache, slot_mapping, pack_factor=7):
+        seen.append(pack_factor)
+
+    bind(write, "reshape_and_cache")(TENSORS, scalars())
+    assert seen == [7]
+
+
+def test_positional_only_parameters_are_passed_by_position():
+    seen = []
+
+    def write(key, value, key_cache, value_cache, slot_mapping, /, **others):
+        seen.append((slot_mapping, others))
+
+    bind(write, "reshape_and_cache")(TENSORS, scalars())
+    assert seen == [(TENSORS["slot_mapping"], {})]
+
+
+def test_an_unknown_required_parameter_is_named_with_the_known_ones():
+    def write(key, value, key_cache, value_cache, slot_mapping, cos_sin_cache):
+        pass
+
+    with pytest.raises(
+        UsageError,
+        match=r"write as reshape_and_cache: required parameter 'cos_sin_cache' is not known; "
+        r"known parameters are key, value, .*k_scale",
+    ):
+        bind(write, "reshape_and_cache")
+
+
+def test_a_function_that_does_not_take_what_the_op_needs_is_refused():
+    def write(key, value, key_cache, value_cache):
+        pass
+
+    assert objections(write, "reshape_and_cache") == ("takes no slot_mapping",)
+    with pytest.raises(UsageError, match="takes no slot_mapping"):
+        bind(write, "reshape_and_cache")

@@ -1,0 +1,62 @@
+import ast
+import dataclasses
+import inspect
+
+import pytest
+
+from kvfuzz.errors import UsageError
+from kvfuzz.kernels.mutants.patches import mutants
+from kvfuzz.kernels.own import FUNCTIONS, load
+
+PROPERTIES = {"oracle", "complete", "frame", "immutable", "bounds", "no_overflow"}
+
+every_mutant = pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
+
+
+@every_mutant
+def test_a_patch_changes_exactly_one_line_of_a_built_in_kernel(mutant):
+    before = mutant.path.read_text().splitlines()
+    after = mutant.source().splitlines()
+    assert len(before) == len(after)
+    assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
+    assert mutant.patches in FUNCTIONS
+
+
+@every_mutant
+def test_a_patched_source_is_python(mutant):
+    ast.parse(mutant.source())
+
+
+@every_mutant
+def test_a_mutant_says_what_it_models_and_what_catches_it(mutant):
+    assert mutant.models
+    assert mutant.caught_by in PROPERTIES
+
+
+@every_mutant
+def test_a_loaded_mutant_has_the_patched_source_to_compile(mutant):
+    function = load(mutant, mutant.source())
+    kernel = function.__globals__[f"{mutant.patches}_kernel"]
+    assert inspect.signature(function) == inspect.signature(FUNCTIONS[mutant.patches])
+    assert inspect.getsource(function) in mutant.source()
+    assert inspect.getsource(kernel.fn) in mutant.source()
+
+
+def test_mutant_names_are_unique():
+    assert len({mutant.name for mutant in mutants()}) == len(mutants())
+
+
+def test_every_property_of_a_single_step_has_a_mutant():
+    assert {mutant.caught_by for mutant in mutants()} == PROPERTIES
+
+
+def test_a_patch_whose_line_is_gone_is_refused():
+    broken = dataclasses.replace(mutants()[0], old="no such line")
+    with pytest.raises(UsageError, match=r"old='no such line' occurs 0 times in gather_cache\.py"):
+        broken.source()
+
+
+def test_a_patch_whose_line_is_ambiguous_is_refused():
+    broken = dataclasses.replace(mutants()[0], old="tl.load(")
+    with pytest.raises(UsageError, match=r"occurs \d+ times in .*expected exactly once"):
+        broken.source()

@@ -1,0 +1,165 @@
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from kvfuzz.errors import NotCheckedError, UsageError
+from kvfuzz.kernels import catalogue
+from kvfuzz.kernels import resolve as resolving
+from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.kernels.mutants.patches import BUILTIN
+from kvfuzz.kernels.resolve import resolve
+from kvfuzz.model.axes import Domain
+from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
+
+WRITER = "def write(key, value, key_cache, value_cache, slot_mapping): pass\n"
+INFO = TargetInfo("theirs", "gather_cache", Domain(), Quantise(), "", "0" * 16)
+
+
+def theirs(spec):
+    return Adapter(INFO, lambda tensors, scalars: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "builtin:gather_cach",
+            r"no target 'builtin:gather_cach'; did you mean builtin:gather_cac",
+        ),
+        ("mutant:one_haed", r"no mutant 'one_haed'; did you mean one_head\?"),
+        ("vllm:cp_mha_gather", r"did you mean vllm:cp_mha_gather_cache\?"),
+        ("gather", r"a function in a file is path/to/file\.py:function"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_known_one(name, message):
+    with pytest.raises(UsageError, match=message):
+        resolve(TargetSpec(name))
+
+
+@pytest.mark.parametrize("op", ["gather_cache", "reshape_and_cache"])
+def test_built_in_targets_are_each_others_partners(op):
+    partner = resolve(TargetSpec(f"builtin:{op}")).info.partner
+    assert resolve(TargetSpec(partner)).info.partner == f"builtin:{op}"
+
+
+def test_a_mutant_claims_what_the_kernel_it_breaks_claims_but_is_other_code():
+    mutant = resolve(TargetSpec("mutant:one_head")).info
+    original = resolve(TargetSpec("builtin:gather_cache")).info
+    assert (mutant.domain, mutant.partner) == (original.domain, original.partner)
+    assert mutant.content != original.content
+
+
+def test_fnuz_formats_are_claimed_on_cdna3_alone():
+    claimed = {
+        arch: resolve(TargetSpec("builtin:gather_cache"), arch=arch).info.domain.levels(
+            "cache_dtype"
+        )
+        for arch in ("gfx942", "gfx950", "sm_90")
+    }
+    assert {"e4m3fnuz", "e5m2fnuz"} < set(claimed["gfx942"])
+    assert claimed["gfx950"] == claimed["sm_90"] == ("fp32", "bf16", "fp16", "e4m3fn", "e5m2")
+
+
+def test_another_op_than_the_targets_own_is_refused():
+    with pytest.raises(UsageError, match="--op gather_cache: builtin:reshape_and_cache is a resh"):
+        resolve(TargetSpec("builtin:reshape_and_cache", op="gather_cache"))
+
+
+def test_missing_conch_says_how_to_install_it(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "conch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "conch", None)
+    with pytest.raises(NotCheckedError, match=r"pip install 'kvfuzz\[thirdparty\]'"):
+        resolve(TargetSpec("conch:reshape_and_cache"))
+
+
+def test_a_copy_of_a_built_in_file_is_a_target(tmp_path):
+    copy = tmp_path / "k.py"
+    copy.write_bytes((BUILTIN / "gather_cache.py").read_bytes())
+    info = resolve(TargetSpec(f"{copy}:gather_cache")).info
+    assert (info.name, info.op) == ("file:gather_cache", "gather_cache")
+    assert info.partner == "builtin:reshape_and_cache"
+    assert info.content == resolve(TargetSpec("builtin:gather_cache")).info.content
+    assert str(tmp_path) not in repr(info)
+
+
+def test_a_file_targets_op_follows_from_its_parameters(tmp_path):
+    (tmp_path / "k.py").write_text(WRITER)
+    assert resolve(TargetSpec(f"{tmp_path}/k.py:write")).info.op == "reshape_and_cache"
+
+
+def test_the_op_that_is_asked_for_wins(tmp_path):
+    (tmp_path / "k.py").write_text(WRITER)
+    with pytest.raises(UsageError, match=r"write as gather_cache: .*'slot_mapping' is not known"):
+        resolve(TargetSpec(f"{tmp_path}/k.py:write", op="gather_cache"))
+
+
+def test_an_unknown_op_is_answered_with_the_nearest_known_one(tmp_path):
+    (tmp_path / "k.py").write_text(WRITER)
+    with pytest.raises(UsageError, match=r"--op gather: no such op; did you mean gather_cache\?"):
+        resolve(TargetSpec(f"{tmp_path}/k.py:write", op="gather"))
+
+
+def test_parameters_that_fit_no_op_ask_for_one(tmp_path):
+    (tmp_path / "k.py").write_text("def attend(query): pass\n")
+    with pytest.raises(
+        UsageError,
+        match=r"its parameters fit 0 ops, say which with --op reshape_and_cache\|gather_cache "
+        r"\(as reshape_and_cache: required parameter 'query' is not known",
+    ):
+        resolve(TargetSpec(f"{tmp_path}/k.py:attend"))
+
+
+def test_parameters_that_fit_several_ops_ask_for_one(tmp_path):
+    (tmp_path / "k.py").write_text(
+        "def both(key, value, key_cache, value_cache, slot_mapping=None, block_table=None, "
+        "cu_seqlens_kv=None): pass\n"
+    )
+    with pytest.raises(UsageError, match=r"fit 2 ops, .*\(reshape_and_cache, gather_cache\)"):
+        resolve(TargetSpec(f"{tmp_path}/k.py:both"))
+
+
+def test_a_file_that_does_not_exist_is_named():
+    with pytest.raises(UsageError, match=r"target no/such\.py:f: no file no/such\.py"):
+        resolve(TargetSpec("no/such.py:f"))
+
+
+def test_a_file_that_raises_on_import_is_not_checked(tmp_path):
+    (tmp_path / "k.py").write_text("import nothing_of_this_name\n")
+    before = set(sys.modules)
+    with pytest.raises(
+        NotCheckedError, match=r"k\.py does not import: ModuleNotFoundError: No mod"
+    ):
+        resolve(TargetSpec(f"{tmp_path}/k.py:f"))
+    assert set(sys.modules) == before
+
+
+def test_a_misspelt_function_is_answered_with_the_nearest_one(tmp_path):
+    (tmp_path / "k.py").write_text(WRITER)
+    with pytest.raises(UsageError, match=r"no function 'wirte'; did you mean write\?"):
+        resolve(TargetSpec(f"{tmp_path}/k.py:wirte"))
+
+
+def test_a_kernel_is_no_target_but_its_launcher_is():
+    with pytest.raises(UsageError, match="name the Python function that launches it"):
+        resolve(TargetSpec(f"{BUILTIN}/gather_cache.py:gather_cache_kernel"))
+
+
+def test_a_seeds_file_target_asks_for_the_file_again():
+    with pytest.raises(NotCheckedError, match=r"pass it again as path/to/file\.py:function"):
+        resolve(TargetSpec("file:gather_cache"))
+
+
+def test_an_entry_point_adds_a_target(monkeypatch):
+    entry = SimpleNamespace(name="theirs", value="their.module:make", load=lambda: theirs)
+    for module in (catalogue, resolving):
+        monkeypatch.setattr(
+            module,
+            "entry_points",
+            lambda group, name=None: [entry] if name in (None, entry.name) else [],
+        )
+    assert resolve(TargetSpec("theirs")).info == INFO
+    assert catalogue.list_targets()[-1] == ("theirs", "", "their.module:make")
+    with pytest.raises(UsageError, match=r"did you mean theirs\?"):
+        resolve(TargetSpec("their"))

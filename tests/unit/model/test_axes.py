@@ -1,0 +1,87 @@
+import itertools
+
+import msgspec
+import pytest
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model.axes import AXES, AXIS, Domain, facts, parse_where
+from kvfuzz.model.layout import LAYOUTS, ORDERS, Geometry
+from kvfuzz.model.lower import lower
+from kvfuzz.model.scene import Sequence
+
+
+def test_every_fact_is_a_level_of_its_axis(gather_scene, write_scene):
+    for scene in (gather_scene, write_scene):
+        shown = facts(lower(scene))
+        assert shown.keys() == AXIS.keys()
+        for axis in AXES:
+            if axis.name not in ("head_size", "block_size", "num_kv_heads"):
+                assert shown[axis.name] in axis.levels
+
+
+COMBINATIONS = [
+    (layout, order)
+    for layout, order in itertools.product(LAYOUTS, ORDERS)
+    if (layout, order) != ("content_packed", "shuffle")
+]
+
+
+@pytest.mark.parametrize(("layout", "order"), COMBINATIONS)
+@pytest.mark.parametrize("heads", [1, 2])
+def test_layout_and_order_are_read_off_the_fields(gather_scene, layout, order, heads):
+    scene = msgspec.structs.replace(
+        gather_scene,
+        layout=layout,
+        order=order,
+        geometry=Geometry(5, 16, heads, 32),
+        state_blocks=(0,) if layout == "hybrid" else (),
+    )
+    shown = facts(lower(scene))
+    assert (shown["layout"], shown["order"]) == (layout, order)
+
+
+def test_facts_of_the_batch_follow_what_the_op_touches(gather_scene, write_scene):
+    shown = facts(lower(gather_scene))
+    assert shown["blocks_used"] == "2+"
+    assert shown["block_ids"] == "shuffled"
+    assert shown["first_offset"] == "inside"
+    assert facts(lower(write_scene))["padding"] == "some"
+    assert facts(lower(write_scene))["rows"] == "gapped"
+    one = msgspec.structs.replace(gather_scene, sequences=(Sequence((0,), 0, 3),))
+    assert facts(lower(one))["blocks_used"] == "1"
+    assert facts(lower(one))["block_ids"] == "identity"
+
+
+def test_where_collects_levels_per_axis():
+    where = parse_where("order=nhd|hnd, layout=hybrid,layout=kv_first")
+    assert where == {"order": ("nhd", "hnd"), "layout": ("hybrid", "kv_first")}
+    assert parse_where("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("layuot=hybrid", "did you mean layout?"),
+        ("layout=hybird", "did you mean hybrid?"),
+        ("layout", "expected AXIS=LEVEL"),
+        ("cache_dtype=fp8", "did you mean"),
+    ],
+)
+def test_where_names_what_it_does_not_know(text, hint):
+    with pytest.raises(UsageError, match="--where") as error:
+        parse_where(text)
+    assert hint in str(error.value)
+
+
+def test_a_domain_refuses_levels_and_combinations_with_the_reason():
+    domain = Domain(
+        allowed={"order": ("nhd",)}, forbidden=({"layout": ("hybrid",), "scale": ("general",)},)
+    )
+    assert domain.refusal({"order": "nhd", "layout": "hybrid", "scale": "unit"}) is None
+    assert "order=hnd" in domain.refusal({"order": "hnd"})
+    assert "forbidden" in domain.refusal({"layout": "hybrid", "scale": "general"})
+
+
+def test_narrowing_to_what_the_target_does_not_accept_is_refused():
+    with pytest.raises(UsageError, match="the target accepts order=nhd"):
+        Domain(allowed={"order": ("nhd",)}).narrowed({"order": ("shuffle",)})

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from kvfuzz.engine.worker.fill import filled, words
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.fill import (
+    MASK,
+    TEST_VECTORS,
+    ByteFill,
+    FloatFill,
+    IntegerFill,
+    TieFill,
+    byte_at,
+    code_at,
+    word,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("seed", "buffer", "index", "expected"), TEST_VECTORS)
+def test_the_scalar_definition_keeps_its_test_vectors(seed, buffer, index, expected):
+    assert word(seed, buffer, index) == expected
+
+
+@pytest.mark.parametrize(("seed", "buffer"), [(0, "kv_cache"), (MASK, "value"), (5, "key")])
+def test_tensor_words_are_the_scalar_words(seed, buffer):
+    tensor = words(seed, buffer, 300, CPU)
+    assert [int(each) & MASK for each in tensor] == [word(seed, buffer, i) for i in range(300)]
+
+
+def test_tensor_bytes_are_the_scalar_bytes_at_any_length():
+    fill = ByteFill(11)
+    for nbytes in (1, 7, 8, 9, 100):
+        expected = [byte_at(fill, "key", address) for address in range(nbytes)]
+        assert filled(fill, "key", nbytes, CPU).tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_tensor_floats_are_the_scalar_codes_inside_the_exponent_range(name):
+    dtype = DTYPES[name]
+    fill = FloatFill(3, name, 0, 9)
+    data = filled(fill, "key", 200 * dtype.itemsize, CPU).reshape(200, dtype.itemsize)
+    for index, row in enumerate(data.tolist()):
+        code = int.from_bytes(bytes(row), "little")
+        assert code == code_at(fill, "key", index)
+        assert 0 <= (code & (dtype.sign_bit - 1)) >> dtype.mantissa_bits <= 9
+
+
+@pytest.mark.parametrize("cache", ["e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_tensor_ties_are_the_scalar_codes(name, cache):
+    fill = TieFill(3, name, cache, 0x3DCCCCCD)  # 0.1
+    size = DTYPES[name].itemsize
+    data = filled(fill, "key", 200 * size, CPU).reshape(200, size)
+    codes = [int.from_bytes(bytes(row), "little") for row in data.tolist()]
+    assert codes == [code_at(fill, "key", index) for index in range(200)]
+
+
+def test_integers_are_little_endian_and_keep_their_sign_and_bit_patterns():
+    assert filled(IntegerFill("i64", (-1, 5)), "slots", 16, CPU).view(torch.int64).tolist() == [
+        -1,
+        5,
+    ]
+    pattern = filled(IntegerFill("fp32", (0xBF800000,)), "k_scale", 4, CPU)
+    assert pattern.view(torch.float32).item() == -1.0
+
+
+def test_two_buffers_of_one_seed_hold_different_bytes():
+    key, value = (filled(ByteFill(0), name, 64, CPU) for name in ("key", "value"))
+    assert (key != value).any()

@@ -1,0 +1,64 @@
+import msgspec
+import pytest
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model import case as cases
+from kvfuzz.model.layout import Geometry
+from kvfuzz.model.lower import lower, with_round_trip
+from kvfuzz.model.scene import Sequence, check
+
+IMPOSSIBLE = {
+    "op='nop'": {"op": "nop"},
+    "layout='zigzag'": {"layout": "zigzag"},
+    "num_kv_heads=0": {"geometry": Geometry(5, 16, 0, 32)},
+    "cache_dtype='fp4'": {"cache_dtype": "fp4"},
+    "model_dtype='e4m3fn'": {"model_dtype": "e4m3fn"},
+    "has the model's dtype": {"cache_dtype": "fp16"},
+    "no shuffle order": {"layout": "content_packed", "order": "shuffle"},
+    "divisible by 8": {"order": "shuffle", "geometry": Geometry(5, 16, 2, 12)},
+    "state_blocks=(0,)": {"state_blocks": (0,)},
+    "k_scale=0x00000000": {"k_scale": 0},
+    "v_scale=0x7fc00000": {"v_scale": 0x7FC00000},
+    "two owners": {"sequences": (Sequence((1,), 0, 1), Sequence((1,), 3, 1))},
+    "outside num_blocks": {"sequences": (Sequence((9,), 0, 1),)},
+    "outside a sequence": {"sequences": (Sequence((1,), 10, 7),)},
+    "table_width=1": {"table_width": 1},
+    "padding rows (99,)": {"padding": (99,)},
+    "without rows": {"sequences": (Sequence((1,), 0, 0),)},
+    "row_gap=-8": {"row_gap": -8},
+}
+
+
+@pytest.mark.parametrize("hint", IMPOSSIBLE)
+def test_an_impossible_scene_is_refused_in_one_line(gather_scene, hint):
+    with pytest.raises(UsageError) as error:
+        check(msgspec.structs.replace(gather_scene, **IMPOSSIBLE[hint]))
+    assert hint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_lowers_is_a_possible_case(gather_scene, write_scene):
+    for scene in (gather_scene, write_scene):
+        case = lower(scene)
+        cases.check(case)
+        cases.check(with_round_trip(case))
+
+
+def test_padding_rows_take_the_slot_minus_one_and_push_tokens_back(write_scene):
+    case = lower(write_scene)
+    mapping = case.integers(case.steps[0], "slot_mapping")
+    assert mapping == (-1, 61, 62, 63, -1, 16, 17, 18, 64, 65)
+
+
+def test_a_round_trip_gathers_each_stored_token_as_a_sequence_of_its_own(write_scene):
+    case = with_round_trip(lower(write_scene))
+    write, gather = case.steps
+    assert (write.by, gather.by) == ("target", "partner")
+    assert case.integers(gather, "block_table") == (3, 3, 3, 1, 1, 1, 4, 4)
+    assert case.integers(gather, "seq_starts") == (13, 14, 15, 0, 1, 2, 0, 1)
+
+
+def test_a_round_trip_of_a_gather_writes_what_it_reads_first(gather_scene):
+    case = with_round_trip(lower(gather_scene))
+    assert [step.by for step in case.steps] == ["partner", "target"]
+    assert case.integers(case.steps[0], "slot_mapping") == (61, 62, 63, 16, 17, 18, 64, 65)
