@@ -10,6 +10,7 @@ from typing import Any
 from kvfuzz.errors import NotCheckedError, UsageError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.contracts import CONTRACTS, bind, objections
+from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.own import INVERSE, content_of
 from kvfuzz.model.axes import Domain, nearest
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
@@ -36,7 +37,10 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         # Never the path: a seed must mean the same on every machine.
         name=f"file:{name}",
         op=op,
-        domain=Domain(source="a file target claims everything; narrow it with --where"),
+        domain=Domain(
+            allowed={"cache_dtype": formats_of(arch)},
+            source=f"a file target claims all that Triton can do on {arch}; narrow it by --where",
+        ),
         quantise=Quantise("x/s", "taken for granted of a file target"),
         partner=INVERSE[op],
         content=content,

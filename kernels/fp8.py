@@ -1,10 +1,26 @@
-"""Which fp8 dialect an engine uses on an architecture."""
+"""Which fp8 formats an architecture has, in engines and in Triton."""
+
+from kvfuzz.model.axes import Levels
+from kvfuzz.model.dtypes import DTYPES
+
+
+def _is_cdna3(arch: str) -> bool:
+    return arch.startswith("gfx94")
 
 
 def dialect_of(arch: str) -> str:
-    """The e4m3 format of `arch`: FNUZ on CDNA 3 (gfx940 to gfx942), OCP everywhere else.
+    """The e4m3 format that engines use on `arch`: FNUZ on CDNA 3 (gfx94x), OCP everywhere else.
 
-    This is the rule of vLLM's platforms (platforms/rocm.py: is_fp8_fnuz, fp8_dtype), and of the
-    hardware: CDNA 4 and NVIDIA convert the OCP formats.
+    This is vLLM's rule (platforms/rocm.py: is_fp8_fnuz, fp8_dtype), after the hardware's native
+    conversions.
     """
-    return "e4m3fnuz" if arch.startswith("gfx94") else "e4m3fn"
+    return "e4m3fnuz" if _is_cdna3(arch) else "e4m3fn"
+
+
+def formats_of(arch: str) -> Levels:
+    """The cache formats that Triton can convert to on `arch`.
+
+    FNUZ is native to CDNA 3. Triton's CUDA backend refuses it, and Triton 3.6 does not compile a
+    store of it for gfx950.
+    """
+    return tuple(name for name in DTYPES if _is_cdna3(arch) or not name.endswith("fnuz"))

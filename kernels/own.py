@@ -11,6 +11,7 @@ from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
 from kvfuzz.kernels.contracts import bind
+from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.mutants.patches import BUILTIN, Mutant, mutants
 from kvfuzz.model.axes import Domain, nearest
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
@@ -37,10 +38,10 @@ def content_of(source: bytes) -> str:
 
 
 def builtin(spec: TargetSpec, *, arch: str) -> Adapter:
-    """The adapter of builtin:OP. They accept whatever can be drawn, on every architecture."""
+    """The adapter of builtin:OP, which accepts all that Triton can compile for `arch`."""
     op = spec.name.partition(":")[2]
     source = (BUILTIN / f"{op}.py").read_bytes()
-    return _adapter(spec.name, op, FUNCTIONS[op], source)
+    return _adapter(spec.name, op, FUNCTIONS[op], source, arch)
 
 
 def mutant(spec: TargetSpec, *, arch: str) -> Adapter:
@@ -53,7 +54,8 @@ def mutant(spec: TargetSpec, *, arch: str) -> Adapter:
     if name not in known:
         raise UsageError(f"no mutant {name!r}; {nearest(name, known)}")
     source = known[name].source()
-    return _adapter(spec.name, known[name].patches, load(known[name], source), source.encode())
+    function = load(known[name], source)
+    return _adapter(spec.name, known[name].patches, function, source.encode(), arch)
 
 
 def load(broken: Mutant, source: str) -> Callable[..., Any]:
@@ -67,7 +69,10 @@ def load(broken: Mutant, source: str) -> Callable[..., Any]:
     return function
 
 
-def _adapter(name: str, op: str, function: Callable[..., Any], source: bytes) -> Adapter:
-    domain = Domain(source=f"kernels/builtin/{op}.py takes every stride, size and format")
+def _adapter(name: str, op: str, function: Callable[..., Any], source: bytes, arch: str) -> Adapter:
+    domain = Domain(
+        allowed={"cache_dtype": formats_of(arch)},
+        source=f"kernels/builtin/{op}.py: every stride and size, the formats of {arch} in Triton",
+    )
     info = TargetInfo(name, op, domain, QUANTISE, INVERSE[op], content_of(source))
     return Adapter(info, bind(function, op), REFUSALS)

@@ -67,6 +67,7 @@ def _gather(tree: SourceTree, arch: str) -> Adapter:
     module = tree.load(AITER_FA)
     function = _function(module, "cp_mha_gather_cache")
     backend, own = _text(module), inspect.getsource(function)
+    has_writer = any((tree.root / file).is_file() for file in FLASH)
     allowed = _aiter_fa(backend, arch, order=_gather_orders(backend, own))
     # The output is the backend's own workspace; the function has no strides for it.
     allowed["rows"] = ("dense",)
@@ -82,7 +83,7 @@ def _gather(tree: SourceTree, arch: str) -> Adapter:
         "gather_cache",
         _strided_as_nhd(bind(function, "gather_cache")),
         domain=domain,
-        partner="vllm:reshape_and_cache",
+        partner="vllm:reshape_and_cache" if has_writer else "builtin:reshape_and_cache",
         content=_content(module),
     )
 

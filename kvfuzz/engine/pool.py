@@ -12,8 +12,7 @@ from types import TracebackType
 import msgspec
 from pebble import ProcessExpired, ProcessPool
 
-from kvfuzz.engine.worker import entry
-from kvfuzz.engine.worker.entry import Description, WorkerConfig
+from kvfuzz.engine.worker.entry import Description, WorkerConfig, check, describe, silence
 from kvfuzz.errors import InfrastructureError, KvfuzzError
 from kvfuzz.model.case import Case
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
@@ -31,7 +30,7 @@ class Worker:
         self._pool = ProcessPool(
             max_workers=1,
             context=multiprocessing.get_context("spawn"),
-            initializer=entry.silence,
+            initializer=silence,
         )
         self._started = False
 
@@ -53,9 +52,7 @@ class Worker:
         Raises the KvfuzzError that the worker met, and InfrastructureError where it died.
         """
         try:
-            task = self._pool.schedule(
-                entry.describe, args=(self._config,), timeout=START_TIMEOUT_S
-            )
+            task = self._pool.schedule(describe, args=(self._config,), timeout=START_TIMEOUT_S)
             description = msgspec.msgpack.decode(task.result(), type=Description)
         except ProcessExpired as death:
             raise InfrastructureError(
@@ -75,7 +72,7 @@ class Worker:
             self.describe()
         arguments = (self._config, msgspec.msgpack.encode(case), explain)
         try:
-            task = self._pool.schedule(entry.check, args=arguments, timeout=self._timeout)
+            task = self._pool.schedule(check, args=arguments, timeout=self._timeout)
             return msgspec.msgpack.decode(task.result(), type=Verdict)
         except ProcessExpired as death:
             self._started = False

@@ -1,0 +1,93 @@
+"""Crash and hang are verdicts: each costs one case, is named, and the next case runs."""
+
+import pytest
+
+from kvfuzz.engine.pool import Worker
+from kvfuzz.engine.worker.entry import WorkerConfig
+from kvfuzz.errors import InfrastructureError, NotCheckedError, UsageError
+from kvfuzz.model.lower import lower
+from kvfuzz.model.target import TargetSpec
+
+DIES_AND_HANGS = """
+import os, signal, time
+
+def gather_cache(key_cache, value_cache, key, value, block_table, cu_seqlens_kv, token_to_batch):
+    if token_to_batch.shape[0] == 8:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if token_to_batch.shape[0] == 6:
+        time.sleep(3600)
+    if token_to_batch.shape[0] == 2:
+        os._exit(7)
+"""
+
+
+@pytest.fixture
+def target(tmp_path):
+    path = tmp_path / "k.py"
+    path.write_text(DIES_AND_HANGS)
+    return f"{path}:gather_cache"
+
+
+def _config(target, lane="cpu"):
+    return WorkerConfig(TargetSpec(target), lane, "gfx942")
+
+
+def _crash(verdict):
+    (failed,) = verdict.failed
+    assert failed.name == "crash"
+    return failed.violation.message
+
+
+def test_a_crash_and_a_hang_cost_one_case_each_and_are_named(target, gather_scene):
+    import msgspec
+
+    segfaults = lower(gather_scene)
+    hangs = lower(msgspec.structs.replace(gather_scene, sequences=gather_scene.sequences[:1]))
+    exits = lower(msgspec.structs.replace(gather_scene, sequences=gather_scene.sequences[1:]))
+    with Worker(_config(target), case_timeout_s=3) as worker:
+        assert "SIGSEGV" in _crash(worker.check(segfaults))
+        assert "hung: no end after 3 s" in _crash(worker.check(hangs))
+        assert "exit code 7" in _crash(worker.check(exits))
+    with Worker(_config("builtin:gather_cache"), case_timeout_s=30) as worker:
+        assert not worker.check(segfaults).failed
+
+
+def test_a_lane_without_its_device_is_infrastructure():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with (
+        Worker(_config("builtin:gather_cache", lane="gpu"), case_timeout_s=30) as worker,
+        pytest.raises(InfrastructureError, match="torch sees no GPU"),
+    ):
+        worker.describe()
+
+
+def test_an_unknown_lane_is_usage():
+    with (
+        Worker(_config("builtin:gather_cache", lane="tpu"), case_timeout_s=30) as worker,
+        pytest.raises(UsageError, match="lane='tpu'"),
+    ):
+        worker.describe()
+
+
+def test_a_target_that_ends_the_worker_while_loading_is_infrastructure(tmp_path):
+    path = tmp_path / "k.py"
+    path.write_text("import os\nos._exit(3)\n")
+    with (
+        Worker(_config(f"{path}:gather_cache"), case_timeout_s=30) as worker,
+        pytest.raises(InfrastructureError, match="exit code 3 while loading"),
+    ):
+        worker.describe()
+
+
+def test_a_target_that_cannot_import_is_not_checked_in_one_line(tmp_path):
+    path = tmp_path / "k.py"
+    path.write_text("import no_such_module_here\n")
+    with (
+        Worker(_config(f"{path}:gather_cache"), case_timeout_s=30) as worker,
+        pytest.raises(NotCheckedError) as error,
+    ):
+        worker.describe()
+    assert "no_such_module_here" in str(error.value)
+    assert "\n" not in str(error.value)

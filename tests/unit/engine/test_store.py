@@ -1,0 +1,62 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from kvfuzz.engine.journal import Journal
+from kvfuzz.engine.store import OutputFolder, read_seed, write_atomic
+from kvfuzz.errors import UsageError
+from kvfuzz.model.lower import lower
+
+
+def test_an_interrupted_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "seed.json"
+    write_atomic(path, b"old")
+    monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("disk gone")))
+    with pytest.raises(OSError, match="disk gone"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--out .*file/out: cannot be written"):
+        OutputFolder(tmp_path / "file" / "out")
+
+
+def test_a_missing_seed_file_is_refused_by_name(tmp_path):
+    with pytest.raises(UsageError, match=r"nothing\.json: No such file"):
+        read_seed(tmp_path / "nothing.json")
+
+
+def test_a_clean_end_leaves_no_journal(tmp_path, gather_scene):
+    journal = Journal(tmp_path)
+    journal.about_to_run("builtin:gather_cache", lower(gather_scene))
+    assert list(tmp_path.iterdir())
+    journal.close()
+    assert not list(tmp_path.iterdir())
+
+
+def _orphan(folder: Path, case, target="builtin:gather_cache") -> Path:
+    journal = Journal(folder)
+    journal.about_to_run(target, case)
+    (own,) = folder.glob(f"journal-{os.getpid()}.json")
+    return own.rename(folder / "journal-4194303.json")  # past the largest pid of any default
+
+
+def test_a_case_whose_process_died_is_handed_back_once(tmp_path, gather_scene):
+    case = lower(gather_scene)
+    _orphan(tmp_path, case)
+    assert Journal(tmp_path).left_over("builtin:gather_cache") == [case]
+    assert Journal(tmp_path).left_over("builtin:gather_cache") == []
+
+
+def test_journals_of_other_targets_and_unreadable_ones_stay(tmp_path, gather_scene):
+    orphan = _orphan(tmp_path, lower(gather_scene), target="conch:reshape_and_cache")
+    broken = tmp_path / "journal-4194302.json"
+    broken.write_text(json.dumps({"half": "a case"}))
+    assert Journal(tmp_path).left_over("builtin:gather_cache") == []
+    assert orphan.exists()
+    assert broken.exists()
