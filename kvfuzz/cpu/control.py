@@ -110,8 +110,9 @@ def bind_for(op: Op, bind: BindBlock) -> Step:
     def step(machine: Machine, low: Any, high: Any, stride: Any, *carried: Any) -> Any:
         low, high, stride = raw(low), raw(high), raw(stride)
         values: Sequence[Any] = carried
-        if (stride <= 0).any():
-            raise LaunchError(f"loop step={stride} in {op.location.file}:{op.location.line}")
+        (still, _), _ = split(machine.mask, stride <= 0)
+        if still:
+            raise LaunchError(f"a loop without step in {op.location.file}:{op.location.line}")
         if len(low) == len(high) == len(stride) == 1:
             for counter in range(int(low[0]), int(high[0]), int(stride[0])):
                 machine.burn(op)

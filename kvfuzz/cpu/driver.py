@@ -37,7 +37,8 @@ class CpuUtils:
     is no handle, and decoded kernels are kept here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: Callable[[], None]) -> None:
+        self._loaded = loaded
         self._decoded: dict[bytes, Program | UnsupportedOp] = {}
 
     def get_device_properties(self, device: object) -> dict[str, int]:
@@ -55,7 +56,11 @@ class CpuUtils:
             except UnsupportedOp as refusal:
                 program = refusal
             self._decoded[binary] = program
+            self._loaded()
         return None, program, 0, 0, _NO_LIMIT
+
+    def unload_module(self, module: object) -> None:
+        """A handle of a driver that was active before; it is that driver's to free."""
 
 
 class CpuLauncher:
@@ -111,11 +116,14 @@ def _flatten(name: str, kind: Any, value: Any) -> Iterator[tuple[str, str, Any]]
 
 
 class CpuDriver(DriverBase):  # type: ignore[misc]
-    """The active driver while the lane is; by its own device id it shares no cached kernel."""
+    """The active driver while the lane is; by its own device id it shares no cached kernel.
 
-    def __init__(self, arch: str, host: Host) -> None:
+    `loaded` is called when a kernel has been loaded, and the files of its compilation may go.
+    """
+
+    def __init__(self, arch: str, host: Host, loaded: Callable[[], None]) -> None:
         super().__init__()
-        self.utils = CpuUtils()
+        self.utils = CpuUtils(loaded)
         self._target = GPUTarget("hip", arch, 64)
         # Triton keeps compiled kernels per device id, and ours hold on to their host.
         self._device = f"kvfuzz-cpu-{arch}-{id(host):x}"

@@ -1,7 +1,6 @@
 """The cpu lane: Triton kernels on CPU tensors, evaluated exactly, every byte accounted for."""
 
 import atexit
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,11 +15,12 @@ from triton.backends import Backend, backends
 from kvfuzz.cpu.access import Access, Launch
 from kvfuzz.cpu.compiler import CpuBackend
 from kvfuzz.cpu.driver import CpuDriver
-from kvfuzz.cpu.errors import LaneError, LaunchError
+from kvfuzz.cpu.errors import LaneError, LaunchError, UnsupportedOp
 from kvfuzz.cpu.evaluate import run_grid
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.memory import Memory
 from kvfuzz.cpu.numerics import encode
+from kvfuzz.cpu.scratch import Scratch
 from kvfuzz.cpu.space import AddressSpace, Allocation, aligned_bytes
 from kvfuzz.cpu.values import Pointer
 
@@ -34,7 +34,8 @@ class CpuLane:
 
     `poison` is the byte (0..255) that stray reads and masked-off lanes without `other` hold. `fuel`
     is how many loop iterations a launch may take. `chunk_bytes` bounds the largest value of a
-    chunk of programs, in bytes. All three may be set at any time.
+    chunk of programs, in bytes; the default stays in a core's cache. All three may be set at any
+    time.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class CpuLane:
         *,
         arch: str = "gfx942",
         poison: int = 0xA5,
-        fuel: int = 1 << 18,
-        chunk_bytes: int = 16 << 20,
+        fuel: int = 1 << 16,
+        chunk_bytes: int = 2 << 20,
     ) -> None:
         self.arch = arch
         self.poison = poison
@@ -66,13 +67,12 @@ class CpuLane:
                 "TRITON_INTERPRET is set, so kernels would not reach this lane; unset it"
             )
         undo = ExitStack()
-        # Private to the process: Triton's key has the source's text and line but not its path,
-        # so that a shared cache could name the wrong file in a finding.
-        cache = undo.enter_context(tempfile.TemporaryDirectory(prefix="kvfuzz-triton-"))
+        scratch = Scratch()
+        undo.callback(scratch.close)
         undo.enter_context(knobs.cache.scope())
-        knobs.cache.dir = cache
+        knobs.cache.dir = scratch.path
         undo.callback(setattr, triton.runtime.driver, "_active", triton.runtime.driver._active)
-        triton.runtime.driver.set_active(CpuDriver(self.arch, self))
+        triton.runtime.driver.set_active(CpuDriver(self.arch, self, scratch.empty))
         undo.callback(backends.__setitem__, "amd", backends["amd"])
         backends["amd"] = Backend(CpuBackend, CpuDriver)
         self._undo = undo
@@ -140,7 +140,7 @@ class CpuLane:
                 return np.array([bool(value)])
             wrapped = int(value) & ((1 << bits) - 1)
             return np.array([wrapped], f"u{bits // 8}").view(f"i{bits // 8}")
-        raise LaunchError(f"argument {name}={value!r} of type {kind} cannot be passed to this lane")
+        raise UnsupportedOp(f"argument {name} of type {kind}")
 
     def _pointer(self, name: str, value: Any) -> Pointer:
         tensor = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value

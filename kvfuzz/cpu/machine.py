@@ -122,29 +122,22 @@ class Machine:
         slots = self.slots
         for slot, value in zip(code.arguments, values, strict=True):
             slots[slot] = value
-        if self.tracing:
-            self._run_traced(code)
-        else:
-            for bound in code.ops:
-                result = bound.step(self, *[slots[slot] for slot in bound.operands])
-                results = bound.results
-                if len(results) == 1:
-                    slots[results[0]] = result
-                else:
-                    for slot, value in zip(results, result or (), strict=True):
-                        slots[slot] = value
-        return tuple([slots[slot] for slot in code.outcome])
-
-    def _run_traced(self, code: Code) -> None:
-        slots = self.slots
+        tracing = self.tracing
         for bound in code.ops:
             operands = [slots[slot] for slot in bound.operands]
-            if bound.follow is None:
-                result = bound.step(self, *operands)
+            try:
+                if tracing and bound.follow is not None:
+                    result = bound.follow(self, bound, operands)
+                else:
+                    result = bound.step(self, *operands)
+            except Exception as error:
+                place = bound.op.location
+                error.add_note(f"while evaluating {bound.op.name} of {place.file}:{place.line}")
+                raise
+            results = bound.results
+            if len(results) == 1:
+                slots[results[0]] = result
             else:
-                result = bound.follow(self, bound, operands)
-            if len(bound.results) == 1:
-                slots[bound.results[0]] = result
-            else:
-                for slot, value in zip(bound.results, result or (), strict=True):
+                for slot, value in zip(results, result or (), strict=True):
                     slots[slot] = value
+        return tuple([slots[slot] for slot in code.outcome])

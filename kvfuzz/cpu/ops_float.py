@@ -152,6 +152,16 @@ def _to_integer(is_unsigned: bool) -> Binder:
     return bind
 
 
+def _signed_zeros(compute: Callable[[Array, Array], Array], sign: int) -> Binder:
+    """Minimum or maximum in which -0 is less than +0, whatever NumPy's vector units do."""
+
+    def ordered(a: Array, b: Array) -> Array:
+        zeros = sign * (sign * a + sign * b)
+        return np.where((a == 0) & (b == 0), zeros, compute(a, b))
+
+    return elementwise(ordered)
+
+
 def _clamp(op: Op) -> Step:
     keeps_nan = op.attributes.get("propagateNan") == "all"
 
@@ -198,10 +208,10 @@ FLOAT_OPS: dict[str, Binder] = {
     "arith.remf": elementwise(np.fmod),
     "arith.negf": _by_sign(clear=False),
     "math.absf": _by_sign(clear=True),
-    "arith.maxnumf": elementwise(np.fmax),
-    "arith.minnumf": elementwise(np.fmin),
-    "arith.maximumf": elementwise(np.maximum),
-    "arith.minimumf": elementwise(np.minimum),
+    "arith.maxnumf": _signed_zeros(np.fmax, 1),
+    "arith.minnumf": _signed_zeros(np.fmin, -1),
+    "arith.maximumf": _signed_zeros(np.maximum, 1),
+    "arith.minimumf": _signed_zeros(np.minimum, -1),
     "arith.cmpf": _compare,
     "arith.extf": _convert,
     "arith.truncf": _convert,

@@ -28,28 +28,28 @@ def _cut(axis: int, ndim: int, part: slice | int) -> tuple[slice | int, ...]:
     return tuple(part if i == axis else slice(None) for i in range(ndim))
 
 
+def _operand_axis(op: Op) -> tuple[int, int]:
+    """The axis of the values (programs come first) and its length, a power of two."""
+    axis = int(str(op.attributes["axis"])) + 1
+    length = op.operand_types[0].shape[axis - 1]
+    if length & (length - 1):
+        raise ValueError(f"axis of {length} elements")
+    return axis, length
+
+
 def bind_reduce(op: Op, bind: BindBlock) -> Step:
     """`tt.reduce`: one value per operand, the axis gone."""
     code = bind(op.regions[0][0])
-    axis = int(str(op.attributes["axis"])) + 1
-    length = op.operand_types[0].shape[axis - 1]
+    axis, length = _operand_axis(op)
 
     def step(machine: Machine, *operands: Any) -> Any:
         values = [_along(raw(value), axis, length) for value in operands]
         ndim, left = values[0].ndim, length
+        even, odd = (_cut(axis, ndim, slice(start, None, 2)) for start in (0, 1))
         while left > 1:
-            even, odd = slice(0, left - left % 2, 2), slice(1, left, 2)
-            firsts = [value[_cut(axis, ndim, even)] for value in values]
-            seconds = [value[_cut(axis, ndim, odd)] for value in values]
-            results = [raw(each) for each in machine.run(code, [*firsts, *seconds])]
-            if left % 2:
-                tail = _cut(axis, ndim, slice(left - 1, left))
-                results = [
-                    np.concatenate(np.broadcast_arrays(result, value[tail]), axis)
-                    for result, value in zip(results, values, strict=True)
-                ]
-            values = [_along(each, axis, left // 2 + left % 2) for each in results]
-            left = left // 2 + left % 2
+            left //= 2
+            pairs = [value[even] for value in values] + [value[odd] for value in values]
+            values = [_along(raw(each), axis, left) for each in machine.run(code, pairs)]
         done = [value[_cut(axis, ndim, 0)] for value in values]
         return done[0] if len(done) == 1 else done
 
@@ -59,8 +59,7 @@ def bind_reduce(op: Op, bind: BindBlock) -> Step:
 def bind_scan(op: Op, bind: BindBlock) -> Step:
     """`tt.scan`: every prefix combined, in log2(length) rounds."""
     code = bind(op.regions[0][0])
-    axis = int(str(op.attributes["axis"])) + 1
-    length = op.operand_types[0].shape[axis - 1]
+    axis, length = _operand_axis(op)
     backwards = bool(op.attributes.get("reverse", False))
 
     def step(machine: Machine, *operands: Any) -> Any:
@@ -71,24 +70,32 @@ def bind_scan(op: Op, bind: BindBlock) -> Step:
             values = [value[flip] for value in values]
         distance = 1
         while distance < length:
-            early = [value[_cut(axis, ndim, slice(0, length - distance))] for value in values]
-            late = [value[_cut(axis, ndim, slice(distance, length))] for value in values]
-            results = machine.run(code, [*early, *late])
-            updated = []
-            for value, result in zip(values, results, strict=True):
-                joined = raw(result)
-                head = value[_cut(axis, ndim, slice(0, distance))]
-                joined = _along(joined, axis, length - distance)
-                programs = max(len(head), len(joined))
-                head = np.broadcast_to(head, (programs, *head.shape[1:]))
-                joined = np.broadcast_to(joined, (programs, *joined.shape[1:]))
-                updated.append(np.concatenate([head, joined], axis))
-            values, distance = updated, distance * 2
+            early = [value[_cut(axis, ndim, slice(None, -distance))] for value in values]
+            late = [value[_cut(axis, ndim, slice(distance, None))] for value in values]
+            results = [raw(each) for each in machine.run(code, [*early, *late])]
+            head = _cut(axis, ndim, slice(None, distance))
+            values = [
+                _joined(value[head], _along(result, axis, length - distance), axis)
+                for value, result in zip(values, results, strict=True)
+            ]
+            distance *= 2
         if backwards:
             values = [value[flip] for value in values]
         return values[0] if len(values) == 1 else values
 
     return step
+
+
+def _joined(head: Array, tail: Array, axis: int) -> Array:
+    """Concatenate along `axis`; their other axes may be short."""
+    shape = np.broadcast_shapes(
+        *[(*part.shape[:axis], 1, *part.shape[axis + 1 :]) for part in (head, tail)]
+    )
+    wide = [
+        np.broadcast_to(part, (*shape[:axis], part.shape[axis], *shape[axis + 1 :]))
+        for part in (head, tail)
+    ]
+    return np.concatenate(wide, axis)
 
 
 def bind_dot(op: Op) -> Step:

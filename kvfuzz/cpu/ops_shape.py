@@ -144,7 +144,9 @@ def _gather(op: Op) -> Step:
             count = max(len(part), programs)
             full = np.broadcast_to(part, (count, *source))
             at = np.broadcast_to(indices, (count, *wanted))
-            return np.take_along_axis(full, at.astype(np.int64), axis)
+            # Out of range is undefined, but programs that are off must not fail either.
+            inside = np.clip(at.astype(np.int64), 0, source[axis - 1] - 1)
+            return np.take_along_axis(full, inside, axis)
 
         return restructure(value, change)
 
