@@ -66,6 +66,31 @@ def judge(cpu_lane):
 
 
 @pytest.fixture
+def campaign(tmp_path: Path):
+    """Run a campaign to its end; returns its exit code, its findings and its summary."""
+    from kvfuzz.engine.campaign import Campaign, Options
+    from kvfuzz.model.axes import parse_where
+    from kvfuzz.model.events import Found, Summary
+    from kvfuzz.model.target import TargetSpec
+
+    def run(target: str, *, where: str = "", sources=None, out: str = "out", **options):
+        events = []
+        configured = Options(
+            target=TargetSpec(target, sources or {}),
+            out=tmp_path / out,
+            where=parse_where(where),
+            budget_s=options.pop("budget_s", 120.0),
+            **options,
+        )
+        exit_code = Campaign(configured, events.append).run()
+        found = [event for event in events if isinstance(event, Found)]
+        (summary,) = [event for event in events if isinstance(event, Summary)]
+        return exit_code, found, summary
+
+    return run
+
+
+@pytest.fixture
 def edited(tmp_path: Path) -> Callable[..., str]:
     """Copy a file of ours to k.py with one text replaced; returns `k.py:function`."""
 

@@ -1,0 +1,65 @@
+"""The gpu lane, and that it leaves the same bytes as the cpu lane. Needs a GPU."""
+
+import pytest
+
+from kvfuzz.engine.explore import Deadline, Exploration
+from kvfuzz.engine.findings import size_of
+from kvfuzz.engine.pool import Worker
+from kvfuzz.engine.worker.entry import WorkerConfig
+from kvfuzz.errors import Exit
+from kvfuzz.model.lower import lower
+from kvfuzz.model.target import TargetSpec
+from kvfuzz.strategies import scenes
+
+pytestmark = pytest.mark.gpu
+
+OPS = ("gather_cache", "reshape_and_cache")
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu():
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+
+
+def _drawn(op, domain, count):
+    cases = []
+
+    def collect(scene):
+        cases.append(lower(scene))
+        return False
+
+    Exploration(scenes(op, domain), collect, random_seed=5, size_of=size_of).next_failure(
+        Deadline(600, count), shrink_s=0
+    )
+    return cases
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_our_kernels_are_clean_on_the_gpu(campaign, op):
+    code, found, summary = campaign(f"builtin:{op}", lane="gpu", max_cases=500, budget_s=300)
+    assert (code, found, summary.cases) == (Exit.CLEAN, [], 500)
+    assert summary.not_checked.keys() == {"bounds"}
+
+
+def test_a_mutant_is_found_on_the_gpu_and_its_seed_replays_on_the_cpu(campaign):
+    from kvfuzz.engine.replay import replay
+
+    code, (found,), _ = campaign("mutant:hardcoded_block_stride", lane="gpu", max_cases=300)
+    assert code == Exit.FINDING
+    on_cpu = replay(found.seed, lane="cpu")
+    assert on_cpu.exit_code == Exit.FINDING
+    assert on_cpu.same_bytes
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_both_lanes_leave_the_same_bytes(op):
+    target = TargetSpec(f"builtin:{op}")
+    gpu = Worker(WorkerConfig(target, "gpu", "gfx942"), case_timeout_s=120)
+    cpu = Worker(WorkerConfig(target, "cpu", "gfx950"), case_timeout_s=120)
+    with gpu, cpu:
+        domain = gpu.describe().info.domain
+        for case in _drawn(op, domain, 300):
+            assert gpu.check(case).digest == cpu.check(case).digest, case.scene

@@ -1,0 +1,92 @@
+"""Real kernels: the releases that have a bug are red, the ones that fixed it are clean."""
+
+import pytest
+
+from kvfuzz.errors import Exit
+
+pytestmark = pytest.mark.thirdparty
+
+GATHER = "vllm:cp_mha_gather_cache"
+SHUFFLE_WRITER = "vllm:reshape_and_cache_shuffle"
+FLASH_WRITER = "vllm:reshape_and_cache_flash"
+
+FOUND = [
+    # (target, release, where, property, what its smallest case must show)
+    (GATHER, "0.18.0", "cache_dtype=bf16,order=nhd", "oracle", {"layout": "hybrid"}),  # #37228
+    (GATHER, "0.19.0", "order=nhd", "oracle", {"cache_dtype": "e4m3fnuz"}),  # #39122
+    (GATHER, "0.24.0", "order=shuffle,scale=none", "oracle", {"strides": "not_dense"}),  # #43660
+    (GATHER, "0.24.0", "order=shuffle,layout=kv_first", "oracle", {"cache_dtype": "e4m3fnuz"}),
+    (SHUFFLE_WRITER, "0.18.0", "scale=none", "frame", {"layout": "hybrid"}),  # #39192
+    (SHUFFLE_WRITER, "0.24.0", "", "oracle", {"cache_dtype": "e4m3fnuz"}),  # scales ignored
+    (FLASH_WRITER, "0.19.0", "", "oracle", {"order": "hnd"}),  # #37940
+]
+
+CLEAN = [
+    (GATHER, "0.24.0", "order=nhd"),
+    (GATHER, "0.33.0", ""),
+    (SHUFFLE_WRITER, "0.24.0", "scale=none|unit"),
+    (SHUFFLE_WRITER, "0.33.0", ""),
+    (FLASH_WRITER, "0.19.0", "order=nhd"),
+    (FLASH_WRITER, "0.24.0", ""),
+    (FLASH_WRITER, "0.33.0", ""),
+]
+
+
+@pytest.mark.parametrize(("target", "release", "where", "name", "shows"), FOUND)
+def test_a_release_with_the_bug_is_red(campaign, vllm, target, release, where, name, shows):
+    from kvfuzz.model.axes import facts
+
+    code, (found,), _ = campaign(target, where=where, sources=vllm(release), max_cases=300)
+    assert code == Exit.FINDING
+    assert name in {result.name for result in found.verdict.failed}
+    geometry, shown = found.seed.case.geometry, facts(found.seed.case)
+    assert {axis: shown[axis] for axis in shows} == shows
+    assert geometry.num_blocks <= 3
+    assert geometry.num_kv_heads <= 2
+
+
+@pytest.mark.parametrize(("target", "release", "where"), CLEAN)
+def test_a_release_that_fixed_it_is_clean(campaign, vllm, target, release, where):
+    code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=120)
+    assert code == Exit.CLEAN
+    assert summary.cases == 120
+    assert summary.facts["blocks_used"]["2+"] >= 60
+    assert summary.refused == 0
+    assert summary.passed["oracle"] == 120
+
+
+def test_conch_is_red_where_the_cache_has_a_head_stride_of_its_own(campaign):
+    target = "conch:reshape_and_cache"
+    for where in ("order=hnd", "layout=content_packed"):
+        code, (found,), _ = campaign(target, where=where, out=where, max_cases=100)
+        assert code == Exit.FINDING
+        assert found.seed.property == "oracle"
+    code, _, summary = campaign(
+        target, where="order=nhd,layout=kv_first|blocks_first", max_cases=120
+    )
+    assert (code, summary.cases) == (Exit.CLEAN, 120)
+
+
+def test_a_kernel_that_returns_at_once_shows_other_bytes_than_the_recorded_ones(
+    campaign, vllm, tmp_path
+):
+    import shutil
+
+    from kvfuzz.engine.replay import replay
+
+    where = "cache_dtype=bf16,order=nhd"
+    _, (found,), _ = campaign(GATHER, where=where, sources=vllm("0.18.0"), max_cases=300)
+    again = replay(found.seed, sources=vllm("0.18.0"))
+    assert (again.exit_code, again.same_bytes) == (Exit.FINDING, True)
+
+    tree = tmp_path / "vllm-early-return"
+    shutil.copytree(vllm("0.18.0")["vllm"], tree)
+    file = tree / "vllm/v1/attention/backends/rocm_aiter_fa.py"
+    text = file.read_text()
+    start = text.index("def cp_mha_gather_cache_kernel(")
+    at = text.index("        token_id = tl.program_id(0)", start)
+    file.write_text(text[:at] + "        return\n" + text[at:])
+    silent = replay(found.seed, sources={"vllm": str(tree)})
+    assert silent.exit_code == Exit.FINDING
+    assert not silent.same_bytes
+    assert "complete" in {result.name for result in silent.verdict.failed}
