@@ -118,8 +118,8 @@ class Campaign:
         return Started(
             target=description.info,
             command=options.command,
-            lane=options.lane,
-            arch=options.arch,
+            lane=description.environment.lane,
+            arch=description.environment.arch,
             random_seed=options.random_seed,
             budget_s=options.budget_s,
             where=options.where,
@@ -207,7 +207,7 @@ class Campaign:
         self._journal.about_to_run(self._target, case)
         explained = worker.check(case, explain=True)
         verdict = explained if explained.failed else verdict
-        seed = make_seed(case, verdict, description, lane=options.lane, arch=options.arch)
+        seed = make_seed(case, verdict, description)
         path = self._out.save(seed)
         self._known.add(signature(case, verdict))
         self._tally.findings += 1

@@ -46,10 +46,9 @@ def total_bytes(case: Case) -> int:
     return sum(buffer.nbytes for buffer in case.buffers)
 
 
-def make_seed(
-    case: Case, verdict: Verdict, description: Description, *, lane: str, arch: str
-) -> Seed:
+def make_seed(case: Case, verdict: Verdict, description: Description) -> Seed:
     """The seed of a failing case, named after its first failing property."""
+    environment = description.environment
     return Seed(
         target=description.info.name,
         op=description.info.op,
@@ -58,10 +57,10 @@ def make_seed(
         expected=Expected("failed", verdict.digest, verdict.launches),
         provenance=Provenance(
             kvfuzz=kvfuzz.__version__,
-            triton=description.environment.triton,
-            torch=description.environment.torch,
-            lane=lane,
-            arch=arch,
+            triton=environment.triton,
+            torch=environment.torch,
+            lane=environment.lane,
+            arch=environment.arch,
             content=description.info.content,
         ),
     )

@@ -2,20 +2,21 @@
 
 import msgspec
 
+from kvfuzz.engine.findings import DEFAULT_ARCH
 from kvfuzz.engine.pool import Worker
-from kvfuzz.engine.worker.entry import WorkerConfig
+from kvfuzz.engine.worker.entry import Description, WorkerConfig
 from kvfuzz.errors import Exit, UsageError
 from kvfuzz.model.seed import Seed
-from kvfuzz.model.target import TargetInfo, TargetSpec
+from kvfuzz.model.target import TargetSpec
 from kvfuzz.model.verdict import Verdict
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What a seed's case does now, and with which target."""
+    """What a seed's case does now, on which target, lane and versions."""
 
     seed: Seed
     verdict: Verdict
-    target: TargetInfo
+    description: Description
 
     @property
     def same_bytes(self) -> bool:
@@ -51,13 +52,15 @@ def replay(
             f"seed {seed.id} is about the function {name.removeprefix('file:')} of a file "
             f"(content {seed.provenance.content}); say --target PATH.py:FUNCTION"
         )
-    config = WorkerConfig(
-        TargetSpec(name, sources or {}, seed.op),
-        lane or seed.provenance.lane,
-        arch or seed.provenance.arch,
-    )
+    recorded = seed.provenance.arch
+    # A seed recorded on a CUDA device replays on the cpu lane, which compiles for AMD alone.
+    arch = arch or (recorded if recorded.startswith("gfx") else DEFAULT_ARCH)
+    spec = TargetSpec(name, sources or {}, seed.op)
+    config = WorkerConfig(spec, lane or seed.provenance.lane, arch)
     with Worker(config, case_timeout_s=case_timeout_s) as worker:
-        info = worker.describe().info
-        if info.op != seed.op:
-            raise UsageError(f"seed {seed.id} is about {seed.op}, and {name} is {info.op}")
-        return Replayed(seed, worker.check(seed.case, explain=True), info)
+        description = worker.describe()
+        if description.info.op != seed.op:
+            raise UsageError(
+                f"seed {seed.id} is about {seed.op}, and {name} is {description.info.op}"
+            )
+        return Replayed(seed, worker.check(seed.case, explain=True), description)

@@ -13,7 +13,8 @@ from kvfuzz.model.axes import Domain
 class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a write target turns x into a cache element; the oracle has one exact form for each.
 
-    The quotient is computed in fp32 and rounded once to the cache dtype, nearest even, saturating.
+    The quotient is an IEEE fp32 one, rounded once to the cache dtype, nearest even. Beyond the
+    range the oracle saturates; strategies stay inside it, since not every target does.
     """
 
     quotient: Literal["x/s", "x*(1/s)"] = "x/s"

@@ -22,6 +22,7 @@ class CheckedCpuLane:
     device = torch.device("cpu")
 
     def __init__(self, arch: str) -> None:
+        self.arch = arch
         self._lane = CpuLane(arch=arch)
         self._lane.activate()
         self._names: list[str] = []

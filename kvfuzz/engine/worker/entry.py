@@ -28,10 +28,12 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """The versions that a verdict was obtained with."""
+    """Where and with which versions verdicts are obtained; `arch` is what the lane runs."""
 
     triton: str
     torch: str
+    lane: str
+    arch: str
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -47,7 +49,7 @@ def silence() -> None:
 
 
 @lru_cache(maxsize=1)
-def _judge(config: bytes) -> "tuple[Judge, TargetInfo]":
+def _judge(config: bytes) -> "Judge":
     import torch
 
     from kvfuzz.engine.worker.judge import Judge
@@ -58,26 +60,32 @@ def _judge(config: bytes) -> "tuple[Judge, TargetInfo]":
     torch.set_num_threads(1)
     wanted = msgspec.msgpack.decode(config, type=WorkerConfig)
     lane = open_lane(wanted.lane, wanted.arch)
-    target = resolve(wanted.target, arch=wanted.arch)
+    target = resolve(wanted.target, arch=lane.arch)
     partner = None
     if target.info.partner:
         spec = msgspec.structs.replace(wanted.target, name=target.info.partner, op="")
-        partner = resolve(spec, arch=wanted.arch)
-    return Judge(target, partner, lane), target.info
+        partner = resolve(spec, arch=lane.arch)
+    return Judge(target, partner, lane)
 
 
 def describe(config: bytes) -> bytes:
     """Load the target; msgpack of Description."""
-    _, info = _judge(config)
     import torch
     import triton
 
-    environment = Environment(triton=triton.__version__, torch=str(torch.__version__))
-    return msgspec.msgpack.encode(Description(info, environment))
+    judge = _judge(config)
+    environment = Environment(
+        triton=triton.__version__,
+        torch=str(torch.__version__),
+        lane=judge.lane.name,
+        arch=judge.lane.arch,
+    )
+    return msgspec.msgpack.encode(Description(judge.target.info, environment))
 
 
 def check(config: bytes, case: bytes, explain: bool) -> bytes:
     """Execute and judge one case; msgpack of Verdict."""
-    judge, _ = _judge(config)
-    verdict: Verdict = judge.verdict(msgspec.msgpack.decode(case, type=Case), explain=explain)
+    verdict: Verdict = _judge(config).verdict(
+        msgspec.msgpack.decode(case, type=Case), explain=explain
+    )
     return msgspec.msgpack.encode(verdict)

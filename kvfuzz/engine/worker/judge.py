@@ -28,7 +28,7 @@ class Judge:
         if partner is not None:
             self._adapters["partner"] = partner
         self._partner = partner
-        self._lane = lane
+        self.lane = lane
         writers = [each for each in self._adapters.values() if each.info.op == "reshape_and_cache"]
         self._quantise = writers[0].info.quantise if writers else Quantise()
 
@@ -38,7 +38,7 @@ class Judge:
         if base.refused:
             return Verdict((), refused=base.refused)
         if base.unsupported:
-            reason = f"lane {self._lane.name}: {base.unsupported}"
+            reason = f"lane {self.lane.name}: {base.unsupported}"
             return Verdict(
                 tuple(PropertyResult(each.name, "not_checked", reason) for each in PROPERTIES)
             )
@@ -64,7 +64,7 @@ class Judge:
         return execute(
             variant.case,
             self._adapters,
-            self._lane,
+            self.lane,
             self._quantise,
             filled_before=_unchanged_buffers(base, variant.case) if base else None,
             poison=variant.poison,
@@ -122,5 +122,6 @@ def _digest(run: Run) -> str:
     digest = hashlib.sha256()
     for name in sorted(run.after):
         digest.update(name.encode() + b"\0")
-        digest.update(run.after[name].to(torch.device("cpu")).numpy().tobytes())
+        after = run.expectation.canonical(name, run.after[name])
+        digest.update(after.to(torch.device("cpu")).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -4,6 +4,7 @@ A lane hands out buffers, runs a call and says what it saw. `cpu` is kvfuzz's ow
 and records every access; `gpu` runs on the device of this torch build and sees bytes only.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,6 +42,8 @@ class Lane(Protocol):
 
     name: str
     device: torch.device
+    arch: str
+    """The architecture that kernels are compiled for: gfx942, or sm90 on a CUDA device."""
 
     def allocate(self, name: str, data: Tensor) -> Tensor:
         """A uint8 buffer registered as `name` that holds `data`, with guard zones around it."""
@@ -96,6 +99,7 @@ class GpuLane:
                 "lane gpu: torch sees no GPU; use --lane cpu, or a CUDA or ROCm build of torch"
             )
         self.device = torch.device("cuda")
+        self.arch = _device_arch()
         self._buffers = GuardedBuffers(self.device)
         self.allocate, self.guard = self._buffers.allocate, self._buffers.guard
         self.release = self._buffers.release
@@ -112,8 +116,15 @@ class GpuLane:
         return Seen()
 
 
+def _device_arch() -> str:
+    properties = torch.cuda.get_device_properties(0)
+    if torch.version.hip:
+        return str(properties.gcnArchName).partition(":")[0]
+    return f"sm{properties.major}{properties.minor}"
+
+
 def open_lane(name: str, arch: str) -> Lane:
-    """The lane called `name`; `arch` is the gfx target that the cpu lane compiles for.
+    """The lane called `name`; `arch` is what the cpu lane compiles for, a GPU has its own.
 
     Raises UsageError for an unknown lane, InfrastructureError where there is no device and
     NotCheckedError where triton is missing.
@@ -122,6 +133,8 @@ def open_lane(name: str, arch: str) -> Lane:
         return GpuLane()
     if name != "cpu":
         raise UsageError(f"lane={name!r}, expected one of {', '.join(LANES)}")
+    if not re.fullmatch(r"gfx[0-9a-f]{3,4}", arch):
+        raise UsageError(f"arch={arch!r}, expected an AMD GPU's name such as gfx942 or gfx950")
     try:
         from kvfuzz.engine.worker.cpu_lane import CheckedCpuLane
     except ImportError as error:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from kvfuzz.errors import Exit
-from kvfuzz.model.events import Found, Started, Summary
+from kvfuzz.model.events import Found, Progress, Started, Summary
 from kvfuzz.reports.events_log import read_events
 
 SCRIPT = Path(sys.executable).with_name("kvfuzz")
@@ -43,7 +43,7 @@ def test_a_mutant_is_found_saved_and_replayed_by_the_printed_line(tmp_path):
     assert healthy.stdout.startswith("clean: ")
 
     events = list(read_events(tmp_path / "kvfuzz-out" / "events.ndjson"))
-    assert [type(e) for e in events if not type(e).__name__ == "Progress"] == [
+    assert [type(e) for e in events if not isinstance(e, Progress)] == [
         Started,
         Found,
         Summary,

@@ -17,7 +17,7 @@ def test_a_duration_is_a_number_with_its_unit(text, seconds):
 
 @pytest.mark.parametrize(
     "text",
-    ["0", "0s", "0.0m", "", "60", "s", "-1s", "1d", "1m30s", "1e9h", "9" * 400 + "h", "nans"],
+    ["0", "0s", "0.0m", "", "60", "s", "-1s", "1d", "1m30s", "1e9h", "9" * 400 + "h", "nan"],
 )
 def test_any_other_duration_is_refused_with_value_and_form(text):
     with pytest.raises(UsageError) as caught:
@@ -68,6 +68,7 @@ def test_a_pyproject_of_another_tool_says_nothing(tmp_path):
     [
         ("budgt = '5m'", "kvfuzz.toml: unknown key 'budgt'; did you mean budget?"),
         ("max-cases = '7'", "kvfuzz.toml: Expected `int | null`, got `str` - at `$.max-cases`"),
+        ("max-cases = 0", "kvfuzz.toml: Expected `int` >= 1 - at `$.max-cases`"),
         ("where = ", "kvfuzz.toml: no valid TOML"),
     ],
 )

@@ -87,7 +87,8 @@ def test_on_a_terminal_the_progress_line_is_gone_at_the_end(
     monkeypatch.setenv("TERM", "xterm")
     text = _shown(started, Progress("random", 7, 2.0), wrong_row, summary, live=True)
     assert "loading builtin:x" in text
-    assert text.rstrip().splitlines()[-1].strip().startswith("order")
+    assert "\x1b[2K" in text
+    assert text.rstrip().splitlines()[-1].strip().startswith("values")
 
 
 def test_every_event_comes_back_from_the_log(tmp_path, started, wrong_row, summary):

@@ -64,6 +64,23 @@ def test_a_lane_that_records_no_origin_says_so(gather_scene, found):
     assert "whose byte that is, lane gpu did not record" in text
 
 
+def test_a_value_that_no_buffer_holds_is_told_from_one_that_was_not_recorded(gather_scene, found):
+    place = Place("key_out", 0, "key_out", "", {"token": 0, "head": 0, "dim": 0})
+    violation = Violation("wrong", place, "0x3f80", "0x0000", 1, 2)
+    recorded = PropertyResult("bounds", "passed")
+    text = finding_text(found(gather_scene, "oracle", violation, recorded))
+    assert "no byte of any buffer: it was computed" in text
+
+
+def test_a_stored_padding_row_is_called_one(write_scene, found):
+    case = lower(write_scene)
+    at = {"block": 0, "head": 0, "token": 0, "dim": 0}
+    row = {"token": 0, "head": 0, "dim": 0}
+    place = Place("kv_cache", case.field("k").byte(at), "k", "layer.0", at)
+    violation = Violation("wrong", place, "0x00", "0x01", 2, 9, Place("key", 0, "key", "", row))
+    assert "row 0 is padding" in finding_text(found(write_scene, "frame", violation))
+
+
 def test_a_wrong_conversion_of_the_right_element_is_told_from_a_wrong_address(gather_scene, found):
     scene = msgspec.structs.replace(gather_scene, cache_dtype="e4m3fn")
     case = lower(scene)

@@ -2,27 +2,20 @@
 
 import msgspec
 
-from kvfuzz.model.axes import Domain
-from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.verdict import PropertyResult, Verdict
 from kvfuzz.reports.replay import replay_lines
 from kvfuzz.reports.seed import seed_lines
 
 
-def _target(content="0123456789abcdef"):
-    return TargetInfo("builtin:x", "gather_cache", Domain(), Quantise(), "", content)
-
-
-def _lines(seed, verdict, *, checked=True, **target):
+def _lines(seed, verdict, *, checked=True, **changed):
     return replay_lines(
         seed,
         verdict,
-        target=_target(**target),
+        target="builtin:x",
+        now=msgspec.structs.replace(seed.provenance, **changed),
         checked=checked,
         path="s.json",
         command="kvfuzz replay s.json",
-        lane="",
-        arch="",
     )
 
 
@@ -38,12 +31,12 @@ def test_a_clean_replay_says_which_property_holds_now_and_that_the_source_change
         PropertyResult("oracle", "passed"),
         PropertyResult("bounds", "not_checked", "no record"),
     )
-    lines = _lines(wrong_row.seed, Verdict(results, digest="e"), content="f" * 16)
+    lines = _lines(wrong_row.seed, Verdict(results, digest="e"), content="f" * 16, triton="3.9")
     text = "\n".join(lines)
     assert lines[0] == "clean: s.json: oracle holds for builtin:x"
     assert "not checked  bounds: no record" in text
     assert "other bytes now" in text
-    assert "the source has changed since: 0123456789abcdef then" in text
+    assert "with triton 3.6.0, now 3.9; content 0123456789abcdef, now ffffffffffffffff" in text
 
 
 def test_a_property_that_could_not_be_decided_is_not_called_clean(wrong_row):

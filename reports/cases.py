@@ -1,0 +1,143 @@
+"""A case as a table that a person can take in: sizes, layout, numbers, sequences, views."""
+
+import itertools
+
+from kvfuzz.model.axes import facts
+from kvfuzz.model.case import Case, TensorView
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.fill import Fill, FloatFill, IntegerFill, TieFill
+from kvfuzz.model.scene import Sequence
+from kvfuzz.model.verdict import Launch
+from kvfuzz.reports.text import Pairs, count, numbers
+
+MOST_SEQUENCES = 6
+
+
+def nbytes(case: Case) -> int:
+    """Bytes of all buffers."""
+    return sum(buffer.nbytes for buffer in case.buffers)
+
+
+def case_rows(case: Case) -> Pairs:
+    """The case in about ten rows."""
+    scene, g = case.scene, case.geometry
+    rows: Pairs = [
+        ("op", scene.op),
+        (
+            "geometry",
+            ", ".join(
+                (
+                    f"num_blocks={g.num_blocks}",
+                    f"block_size={g.block_size}",
+                    f"num_kv_heads={g.num_kv_heads}",
+                    f"head_size={g.head_size}",
+                )
+            ),
+        ),
+        ("layout", f"{scene.layout}, order {scene.order}, {_density(case)}"),
+        ("dtypes", f"cache {scene.cache_dtype}, model {scene.model_dtype}"),
+        ("scales", f"k_scale {_scale(scene.k_scale)}, v_scale {_scale(scene.v_scale)}"),
+    ]
+    rows += _sequence_rows(scene.sequences, g.block_size)
+    if scene.op == "reshape_and_cache":
+        gap = f", {scene.row_gap} elements between rows" if scene.row_gap else ""
+        padding = f"rows {numbers(scene.padding)}" if scene.padding else "no row"
+        total = scene.num_tokens + len(scene.padding)
+        rows.append(("batch", f"{count(total, 'row')}; padding (slot -1): {padding}{gap}"))
+    else:
+        longest = max((len(each.block_ids) for each in scene.sequences), default=0)
+        stale = ", the rest of a row is stale" if scene.table_width > longest else ""
+        rows.append(("block_table", f"{count(scene.table_width, 'column')}{stale}"))
+    if scene.state_blocks:
+        rows.append(("state", f"Mamba state in blocks {numbers(scene.state_blocks)}"))
+    return rows + _view_rows(case)
+
+
+def _density(case: Case) -> str:
+    dense = facts(case)["strides"] == "dense"
+    return "views are dense" if dense else "views are not dense"
+
+
+def _scale(bits: int) -> str:
+    return f"{DTYPES['fp32'].decode(bits):.9g} (0x{bits:08x})"
+
+
+def _sequence_rows(sequences: tuple[Sequence, ...], block_size: int) -> Pairs:
+    rows: Pairs = []
+    for index, sequence in enumerate(sequences[:MOST_SEQUENCES]):
+        end = sequence.start + sequence.length
+        tokens = f"tokens {sequence.start}..{end - 1}" if sequence.length else "no token"
+        held = f"blocks {numbers(sequence.block_ids)}" if sequence.block_ids else "no block"
+        rows.append((f"sequence {index}", f"{tokens} of {_room(sequence, block_size)}, {held}"))
+    if rest := sequences[MOST_SEQUENCES:]:
+        tokens = count(sum(each.length for each in rest), "token")
+        rows.append(("", f"and {len(rest)} more with {tokens}"))
+    return rows
+
+
+def _room(sequence: Sequence, block_size: int) -> str:
+    return str(len(sequence.block_ids) * block_size)
+
+
+def _view_rows(case: Case) -> Pairs:
+    return [
+        (name, _view(case.tensor(case.steps[0].tensors[name])))
+        for name in ("key_cache", "value_cache")
+    ]
+
+
+def _view(view: TensorView) -> str:
+    return (
+        f"shape {_tuple(view.shape)}, strides in bytes {_tuple(view.strides)}, "
+        f"from byte {view.offset:,} of {view.buffer}"
+    )
+
+
+def _tuple(values: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, values)) + ")"
+
+
+def buffer_rows(case: Case) -> list[tuple[str, ...]]:
+    """Every buffer: name, bytes, initial content."""
+    return [(buffer.name, f"{buffer.nbytes:,}", fill_words(buffer.fill)) for buffer in case.buffers]
+
+
+def view_rows(case: Case) -> list[tuple[str, ...]]:
+    """Every tensor of the first step: parameter, dtype, view."""
+    views = [(name, case.tensor(tensor)) for name, tensor in case.steps[0].tensors.items()]
+    return [(name, view.dtype, _view(view)) for name, view in views]
+
+
+def fill_words(fill: Fill) -> str:
+    """What a buffer holds first, in a few words."""
+    if isinstance(fill, IntegerFill):
+        written = "0x{:x}" if fill.dtype in DTYPES else "{}"
+        shown = ", ".join(map(written.format, itertools.islice(fill.values, 16)))
+        more = f", ... ({len(fill.values)} in all)" if len(fill.values) > 16 else ""
+        return f"{fill.dtype}: {shown}{more}"
+    if isinstance(fill, FloatFill):
+        bias = DTYPES[fill.dtype].bias
+        low, high = fill.low - bias, fill.high - bias
+        return f"hash of seed {fill.seed}: {fill.dtype} of magnitude 2^{low} to 2^{high + 1}"
+    if isinstance(fill, TieFill):
+        return (
+            f"hash of seed {fill.seed}: {fill.dtype} next to rounding ties of {fill.cache_dtype} "
+            f"times {_scale(fill.scale)}"
+        )
+    return f"hash of seed {fill.seed}: any bytes"
+
+
+def launch_words(launch: Launch) -> str:
+    """A launch in one line: kernel, grid, constants, options that are not the default."""
+    grid = "x".join(map(str, launch.grid))
+    constants = " ".join(f"{name}={value}" for name, value in launch.constexprs.items())
+    warps = launch.options.get("num_warps")
+    options = f"num_warps={warps}" if warps else ""
+    return "  ".join(filter(None, (f"{launch.kernel}[{grid}]", constants, options)))
+
+
+def launch_rows(launches: tuple[Launch, ...]) -> Pairs:
+    """The launch plan."""
+    return [
+        ("launch" if not index else "", launch_words(each)) for index, each in enumerate(launches)
+    ]

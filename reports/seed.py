@@ -1,0 +1,39 @@
+"""A seed as text: its case as tables, what it is about, where it comes from."""
+
+from kvfuzz.model.axes import facts
+from kvfuzz.model.seed import Seed
+from kvfuzz.reports.cases import buffer_rows, case_rows, launch_rows, nbytes, view_rows
+from kvfuzz.reports.text import Pairs, columns
+from kvfuzz.reports.words import words
+
+
+def seed_lines(seed: Seed, path: str) -> list[str]:
+    """Everything that a seed says."""
+    provenance, expected = seed.provenance, seed.expected
+    versions = f"kvfuzz {provenance.kvfuzz}, triton {provenance.triton}, torch {provenance.torch}"
+    about: Pairs = [
+        ("seed", f"{seed.id} (schema {seed.schema}), {path}"),
+        ("target", f"{seed.target} ({seed.op})"),
+        ("property", f"{seed.property}: {words(seed.property).meaning}"),
+        ("recorded", f"{expected.verdict}, digest {expected.digest or '(none)'}"),
+        ("from", f"{versions}, lane {provenance.lane}, arch {provenance.arch}"),
+        ("content", provenance.content),
+    ]
+    if provenance.note:
+        about.append(("note", provenance.note))
+    shown = ", ".join(f"{axis}={level}" for axis, level in facts(seed.case).items())
+    return [
+        *columns(about, indent=0),
+        "",
+        f"case, {nbytes(seed.case):,} bytes",
+        *columns([*case_rows(seed.case), *launch_rows(expected.launches)]),
+        "",
+        "buffers: bytes, first content",
+        *columns(buffer_rows(seed.case)),
+        "",
+        "arguments: dtype, view",
+        *columns(view_rows(seed.case)),
+        "",
+        "facts",
+        *columns([(shown,)]),
+    ]

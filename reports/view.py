@@ -1,0 +1,163 @@
+"""View models: a finding and a campaign as plain rows, the same for every format.
+
+Pure functions from verdicts, seeds and events. A format decides how rows look, never what is said.
+"""
+
+import msgspec
+
+from kvfuzz.model.events import Found
+from kvfuzz.model.seed import Seed
+from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
+from kvfuzz.reports import places
+from kvfuzz.reports.cases import case_rows, launch_rows, nbytes
+from kvfuzz.reports.text import Pairs
+from kvfuzz.reports.words import words
+
+SOURCED = ("oracle", "complete")
+"""Properties whose expected value comes from the element that the op pairs with the place."""
+TRACED = ("oracle", "frame")
+"""Properties for which a worker looks up whose byte it found."""
+
+
+class FindingView(msgspec.Struct, frozen=True):
+    """A finding in the order in which it is read."""
+
+    title: str
+    subject: Pairs
+    """Target, property, layer, layout."""
+    evidence: Pairs
+    """The first wrong byte: where, expected, got, whose."""
+    others: Pairs
+    """Other properties that failed on the same case."""
+    case: Pairs
+    launches: Pairs
+    record: Pairs
+    """The seed's file, and how the verdict compares with what it records."""
+    replay: str
+
+
+def finding_view(found: Found) -> FindingView:
+    """The view of an event."""
+    return view_of(
+        found.seed,
+        found.verdict,
+        path=found.path,
+        replay=found.replay,
+        shrunk_from=found.shrunk_from_bytes,
+    )
+
+
+def view_of(
+    seed: Seed,
+    verdict: Verdict,
+    *,
+    path: str,
+    replay: str,
+    shrunk_from: int = 0,
+    recorded: Pairs | None = None,
+) -> FindingView:
+    """The view of a failed `verdict` on the case of `seed`."""
+    first, *others = verdict.failed
+    size = nbytes(seed.case)
+    about = ("case", f"{size:,} bytes in all buffers")
+    if shrunk_from > size:
+        about = (
+            "smallest",
+            f"{size:,} bytes in all buffers; what failed first had {shrunk_from:,}",
+        )
+    return FindingView(
+        title=f"{first.name}: {_message(first)}",
+        subject=subject_rows(seed, first),
+        evidence=evidence_rows(seed, first, traced=_traced(verdict)),
+        others=[(each.name, _message(each) + _extent(each)) for each in others],
+        case=[about, *case_rows(seed.case)],
+        launches=launch_rows(verdict.launches),
+        record=[("seed", path), *(recorded or [])],
+        replay=replay,
+    )
+
+
+def _message(result: PropertyResult) -> str:
+    return result.violation.message if result.violation else "failed"
+
+
+def _extent(result: PropertyResult) -> str:
+    violation = result.violation
+    if violation is None or violation.place is None:
+        return ""
+    place = violation.place
+    of = f", {violation.wrong:,} of {violation.judged:,} bytes" if violation.wrong else ""
+    element = f": {places.element(place)} ({places.byte(place)})" if place.field else ""
+    return element + of
+
+
+def subject_rows(seed: Seed, result: PropertyResult) -> Pairs:
+    """What the finding is about."""
+    scene, place = seed.case.scene, result.violation.place if result.violation else None
+    rows: Pairs = [
+        ("target", f"{seed.target} ({seed.op}), content {seed.provenance.content}"),
+        ("lane", f"{seed.provenance.lane}, arch {seed.provenance.arch}"),
+        ("must hold", words(result.name).meaning),
+    ]
+    layer = place.layer if place and place.layer else seed.case.fields[0].layer
+    view = f"; {place.field or 'no element'} in buffer {place.buffer}" if place else ""
+    rows.append(("layer", f"{layer}, layout {scene.layout}, order {scene.order}{view}"))
+    return rows
+
+
+def _traced(verdict: Verdict) -> bool:
+    """Whether the lane recorded accesses, which is what `bounds` is decided by."""
+    return any(each.name == "bounds" and each.outcome != "not_checked" for each in verdict.results)
+
+
+def evidence_rows(seed: Seed, result: PropertyResult, *, traced: bool) -> Pairs:
+    """The first wrong byte, and where its value belongs."""
+    violation = result.violation
+    if violation is None or violation.place is None:
+        return []
+    case, place, said = seed.case, violation.place, words(result.name)
+    rows: Pairs = [("first wrong", f"{places.element(place)} ({places.byte(place)})")]
+    if meaning := places.meaning(case, place):
+        rows.append(("", meaning))
+    dtype = places.dtype_of(case, place)
+    if violation.expected:
+        rows.append((said.expected, places.number(violation.expected, dtype)))
+        if result.name in SOURCED and (source := places.counterpart(case, place)):
+            rows.append(("", f"the value of {places.element(source)} ({places.byte(source)})"))
+            if places.dtype_of(case, source) != dtype:
+                held = places.number(places.initial(case, source), places.dtype_of(case, source))
+                rows.append(("", f"which holds {held}"))
+    if violation.got:
+        rows.append((said.got, places.number(violation.got, dtype)))
+        rows += [("", line) for line in _origin_lines(seed, result.name, violation, traced)]
+    if violation.wrong:
+        rows.append(("wrong", f"{violation.wrong:,} of {violation.judged:,} {said.judged}"))
+    return rows
+
+
+def _origin_lines(seed: Seed, name: str, violation: Violation, traced: bool) -> list[str]:
+    """Whose byte was found, and how far that is from the right one."""
+    if violation.origin is None:
+        if name not in TRACED:
+            return []
+        if traced:
+            return ["no byte of any buffer: it was computed, or is what a masked-off load left"]
+        return [f"whose byte that is, lane {seed.provenance.lane} did not record"]
+    case, place, origin = seed.case, violation.place, violation.origin
+    lines = [f"that is the byte of {places.element(origin)} ({places.byte(origin)})"]
+    if place is None or not origin.field:
+        return lines
+    if name == "oracle" and (source := places.counterpart(case, place)):
+        apart = places.distance(case, origin, source)
+        if apart == "the right element":
+            lines.append("read from the right element: the conversion is wrong")
+        else:
+            meaning = places.meaning(case, origin)
+            lines += [meaning, f"read {apart}"] if meaning else [f"read {apart}"]
+    if name == "frame":
+        if goal := places.counterpart(case, origin):
+            lines.append(f"it belongs in {places.element(goal)} ({places.byte(goal)})")
+            lines.append(f"written {places.distance(case, place, goal)}")
+        elif meaning := places.meaning(case, origin):
+            lines.append(meaning)
+    return lines

@@ -1,0 +1,82 @@
+"""What properties and outcomes are called in reports, in words."""
+
+from typing import NamedTuple
+
+
+class PropertyWords(NamedTuple):
+    """How a finding of one property reads."""
+
+    meaning: str
+    """What must hold."""
+    judged: str = "bytes compared"
+    """Which bytes `Violation.judged` counts."""
+    expected: str = "expected"
+    got: str = "got"
+
+
+_WORDS: dict[str, PropertyWords] = {
+    "crash": PropertyWords(
+        "the target returns, or refuses the input before its first launch by an exception that it "
+        "declares"
+    ),
+    "oracle": PropertyWords(
+        "each byte that the op writes equals what arithmetic alone says, bit for bit",
+        "bytes that must be written",
+    ),
+    "complete": PropertyWords(
+        "each byte that the op must write is written",
+        "bytes that must be written",
+        got="still holds",
+    ),
+    "frame": PropertyWords(
+        "no other byte of an allocation that the op writes changes",
+        "bytes that must not change",
+        expected="before",
+        got="after",
+    ),
+    "immutable": PropertyWords(
+        "no byte of an allocation that the op only reads changes",
+        "bytes that are only read",
+        expected="before",
+        got="after",
+    ),
+    "bounds": PropertyWords(
+        "no access outside an allocation writes, or reads what reaches a result"
+    ),
+    "roundtrip": PropertyWords(
+        "what is written to the cache and gathered back is what went in",
+        "bytes gathered back",
+        expected="went in",
+        got="came out",
+    ),
+    "determinism": PropertyWords(
+        "two runs of one case leave the same bytes",
+        "bytes of all buffers",
+        expected="second run",
+        got="first run",
+    ),
+}
+
+
+def words(name: str) -> PropertyWords:
+    """The words of a property; a seed of a later version may name one that is not known here."""
+    return _WORDS.get(name) or PropertyWords(f"property {name}")
+
+
+OUTCOMES: dict[str, str] = {
+    "passed": "passed",
+    "failed": "FAILED",
+    "not_checked": "not checked",
+}
+
+ENDED_BY: dict[str, str] = {
+    "finding": "stopped at the first finding",
+    "max_cases": "the number of cases is reached",
+    "budget": "the budget is spent",
+    "interrupted": "interrupted",
+}
+
+HAZARDS: dict[str, str] = {
+    "rewrite": "bytes outside the target's own were rewritten with the values they had",
+    "stray_read": "reads outside an allocation",
+}
