@@ -7,7 +7,7 @@ from pathlib import Path
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.contracts import bind
-from kvfuzz.kernels.fp8 import dialect_of
+from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
 
@@ -33,6 +33,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
                 "order": ("nhd", "hnd"),
                 # 'auto', 'fp8' and 'fp8_e4m3' are all that _validate_kv_cache_dtype accepts.
                 "cache_dtype": ("fp32", "bf16", "fp16", dialect_of(arch)),
+                "scale": scales_of(arch),
             },
             source=f"{KERNEL}: reshape_and_cache_launcher; conch/ops: _validate_kv_cache_dtype",
         ),

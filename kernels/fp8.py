@@ -17,6 +17,17 @@ def dialect_of(arch: str) -> str:
     return "e4m3fnuz" if _is_cdna3(arch) else "e4m3fn"
 
 
+def scales_of(arch: str) -> Levels:
+    """The scales by which a kernel's `/` gives the quotient that an exact oracle expects.
+
+    On AMD, and in the cpu lane, Triton's fp32 division is IEEE. On CUDA it is `div.full.f32`, off
+    by up to 2 ulp (PTX ISA), which moves a quotient across a rounding tie of fp8: seen on an H200.
+    Division by a power of two is exact either way. Kernels that ask for tl.div_rn need no care.
+    """
+    exact = ("none", "unit", "power_of_two")
+    return (*exact, "general") if arch.startswith("gfx") else exact
+
+
 def formats_of(arch: str) -> Levels:
     """The cache formats that Triton can convert to on `arch`.
 

@@ -17,7 +17,7 @@ import torch
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contracts import bind
-from kvfuzz.kernels.fp8 import dialect_of
+from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.vllm_stubs import known
 from kvfuzz.model.axes import BLOCK_SIZES, HEAD_SIZES, Domain, Levels
@@ -91,8 +91,9 @@ def _gather(tree: SourceTree, arch: str) -> Adapter:
 def _shuffle(tree: SourceTree, arch: str) -> Adapter:
     module = tree.load(AITER_FA)
     function = _function(module, "reshape_and_cache_shuffle_triton")
+    allowed = _aiter_fa(_text(module), arch, order=("shuffle",)) | {"scale": scales_of(arch)}
     domain = Domain(
-        allowed=_aiter_fa(_text(module), arch, order=("shuffle",)),
+        allowed=allowed,
         source=f"{AITER_FA}: reshape_and_cache_shuffle_triton, get_kv_cache_shape",
     )
     return _adapter(
@@ -121,6 +122,7 @@ def _flash(tree: SourceTree, arch: str) -> Adapter:
             "block_size": BLOCKS_OF_16,
             # Every fp8 spelling, e5m2 included, is stored as the platform's fp8_dtype().
             "cache_dtype": ("fp32", "bf16", "fp16", dialect_of(arch)),
+            "scale": scales_of(arch),
         },
         source=f"{where}: triton_reshape_and_cache_flash; {TRITON_ATTN}: get_kv_cache_shape, "
         "get_supported_kernel_block_sizes",

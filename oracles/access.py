@@ -21,9 +21,9 @@ def _strays(run: Run, kind: str) -> list[Stray]:
 
 def _sentence(stray: Stray) -> str:
     return (
-        f"{stray.kernel} ({stray.where}), program {stray.program}, {stray.kind}s {stray.nbytes} "
-        f"bytes at byte {stray.offset} of {stray.buffer}, outside the allocation"
-        + (f"; {stray.count} such accesses" if stray.count > 1 else "")
+        f"{stray.kernel} ({stray.where}), program {stray.program}, {stray.kind}s "
+        f"{stray.nbytes} byte{'s' * (stray.nbytes > 1)} at byte {stray.offset} of {stray.buffer}, "
+        "outside the allocation" + (f"; {stray.count} such accesses" if stray.count > 1 else "")
     )
 
 

@@ -50,7 +50,6 @@ class Property:
     """One thing that must hold: `judge` returns None where it does."""
 
     name: str
-    meaning: str
     judge: Callable[[Runs], Judgement]
     ops: tuple[str, ...] = ("reshape_and_cache", "gather_cache")
     variants: Callable[[Run], dict[str, Variant]] = no_variants

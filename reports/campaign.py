@@ -103,7 +103,7 @@ def _hazard_rows(hazards: tuple[tuple[Hazard, int], ...]) -> list[tuple[str, ...
 
 def _fact_rows(summary: Summary, started: Started | None) -> Pairs:
     rows: Pairs = []
-    domain = started.target.domain.narrowed(started.where) if started else None
+    domain = started.target.domain.narrowed(started.target.op, started.where) if started else None
     for axis in AXES:
         counts = summary.facts.get(axis.name, {})
         levels = domain.levels(axis.name) if domain else tuple(counts)

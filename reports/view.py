@@ -68,7 +68,7 @@ def view_of(
     return FindingView(
         title=f"{first.name}: {_message(first)}",
         subject=subject_rows(seed, first),
-        evidence=evidence_rows(seed, first, traced=_traced(verdict)),
+        evidence=evidence_rows(seed, first),
         others=[(each.name, _message(each) + _extent(each)) for each in others],
         case=[about, *case_rows(seed.case)],
         launches=launch_rows(verdict.launches),
@@ -105,12 +105,7 @@ def subject_rows(seed: Seed, result: PropertyResult) -> Pairs:
     return rows
 
 
-def _traced(verdict: Verdict) -> bool:
-    """Whether the lane recorded accesses, which is what `bounds` is decided by."""
-    return any(each.name == "bounds" and each.outcome != "not_checked" for each in verdict.results)
-
-
-def evidence_rows(seed: Seed, result: PropertyResult, *, traced: bool) -> Pairs:
+def evidence_rows(seed: Seed, result: PropertyResult) -> Pairs:
     """The first wrong byte, and where its value belongs."""
     violation = result.violation
     if violation is None or violation.place is None:
@@ -129,18 +124,18 @@ def evidence_rows(seed: Seed, result: PropertyResult, *, traced: bool) -> Pairs:
                 rows.append(("", f"which holds {held}"))
     if violation.got:
         rows.append((said.got, places.number(violation.got, dtype)))
-        rows += [("", line) for line in _origin_lines(seed, result.name, violation, traced)]
+        rows += [("", line) for line in _origin_lines(seed, result.name, violation)]
     if violation.wrong:
         rows.append(("wrong", f"{violation.wrong:,} of {violation.judged:,} {said.judged}"))
     return rows
 
 
-def _origin_lines(seed: Seed, name: str, violation: Violation, traced: bool) -> list[str]:
+def _origin_lines(seed: Seed, name: str, violation: Violation) -> list[str]:
     """Whose byte was found, and how far that is from the right one."""
     if violation.origin is None:
         if name not in TRACED:
             return []
-        if traced:
+        if violation.traced:
             return ["no byte of any buffer: it was computed, or is what a masked-off load left"]
         return [f"whose byte that is, lane {seed.provenance.lane} did not record"]
     case, place, origin = seed.case, violation.place, violation.origin

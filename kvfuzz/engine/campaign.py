@@ -131,7 +131,7 @@ class Campaign:
     def _search(self, worker: Worker, description: Description) -> str:
         """Saved cases, then random ones. Returns what ended it."""
         info, keep_going = description.info, self._options.keep_going
-        domain = info.domain.narrowed(self._options.where)
+        domain = info.domain.narrowed(info.op, self._options.where)
         for case in self._remembered(info.name):
             shown = facts(case)
             if domain.refusal(shown) is not None:

@@ -5,12 +5,15 @@ would draw the same examples every night. Examples come in batches, since one lo
 keeps every example it has seen.
 """
 
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.configuration import set_hypothesis_home_dir, storage_directory
 from hypothesis.strategies import SearchStrategy
 
 from kvfuzz.engine.provider import use_seed
@@ -53,6 +56,18 @@ class Deadline:
         """Whether the budget has ended."""
         spent = self._max_cases is not None and self.cases >= self._max_cases
         return spent or time.monotonic() >= self._end
+
+
+@contextmanager
+def _home_elsewhere() -> Iterator[None]:
+    """Keep Hypothesis from making `.hypothesis` in the folder that the user happens to be in."""
+    home = storage_directory(intent_to_write=False).home_directory
+    with tempfile.TemporaryDirectory(prefix="kvfuzz-hypothesis-") as elsewhere:
+        set_hypothesis_home_dir(elsewhere)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(home)
 
 
 class Exploration:
@@ -122,7 +137,8 @@ class Exploration:
         )
         run = hypothesis.seed(batch_seed)(configured(given(self._scenes)(test)))
         try:
-            run()
+            with _home_elsewhere():
+                run()
         except (Falsified, _Stop):
             pass
         except hypothesis.errors.Unsatisfiable:

@@ -33,6 +33,18 @@ class Worker:
             initializer=silence,
         )
         self._started = False
+        self._spawn()
+
+    def _spawn(self) -> None:
+        """Start the pool's threads and its process with SIGINT blocked, which both inherit.
+
+        Ctrl-C reaches the whole process group; the parent alone is to act on it.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._pool.schedule(silence).result()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __enter__(self) -> "Worker":
         return self

@@ -20,6 +20,7 @@ class Tally:
         self.findings = 0
         self._facts: dict[str, Counter[str]] = defaultdict(Counter)
         self._passed: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
         self._not_checked: dict[str, Counter[str]] = defaultdict(Counter)
         self._hazards: Counter[Hazard] = Counter()
 
@@ -39,7 +40,9 @@ class Tally:
         for result in verdict.results:
             if result.outcome == "passed":
                 self._passed[result.name] += 1
-            elif result.outcome == "not_checked":
+            elif result.outcome == "failed":
+                self._failed[result.name] += 1
+            else:
                 self._not_checked[result.name][result.reason] += 1
         if not verdict.failed:
             for hazard in verdict.hazards:
@@ -61,5 +64,6 @@ class Tally:
             },
             not_checked={name: dict(reasons) for name, reasons in self._not_checked.items()},
             passed=dict(self._passed),
+            failed=dict(self._failed),
             hazards=tuple(self._hazards.most_common()),
         )

@@ -24,6 +24,9 @@ HEAD_COUNTS = (1, 2, 3, 4, 8)
 
 Levels = tuple[str, ...]
 
+FEW = 20
+"""Most words that a message lists."""
+
 
 class Axis(msgspec.Struct, frozen=True):
     """A named question with all its possible answers, and how to read the answer off a case."""
@@ -31,8 +34,12 @@ class Axis(msgspec.Struct, frozen=True):
     name: str
     levels: Levels
     level_of: Callable[[Case], str]
-    drawn: bool = False
-    """Whether strategies draw this axis directly; the others follow from what was drawn."""
+    by_op: dict[str, Levels] = {}
+    """The levels that can occur for an op, where those are not all."""
+
+    def levels_for(self, op: str) -> Levels:
+        """The levels that a case of `op` can show."""
+        return self.by_op.get(op, self.levels)
 
 
 def _k(case: Case) -> Field:
@@ -91,7 +98,7 @@ def _touched(case: Case) -> list[int]:
 
 def _blocks_used(case: Case) -> str:
     used = len({slot // case.geometry.block_size for slot in _touched(case)})
-    return str(used) if used < 2 else "2+"
+    return "1" if used < 2 else "2+"
 
 
 def _block_ids(case: Case) -> str:
@@ -116,9 +123,7 @@ def _scale_kind(case: Case) -> str:
 
 def _first_offset(case: Case) -> str:
     touched = _touched(case)
-    if not touched:
-        return "none"
-    return "inside" if touched[0] % case.geometry.block_size else "edge"
+    return "inside" if touched and touched[0] % case.geometry.block_size else "edge"
 
 
 def _padding(case: Case) -> str:
@@ -142,41 +147,37 @@ def _rows(case: Case) -> str:
 
 
 AXES: tuple[Axis, ...] = (
-    Axis("layout", LAYOUTS, _layout, drawn=True),
-    Axis("order", ORDERS, _order, drawn=True),
-    Axis("cache_dtype", tuple(DTYPES), lambda case: _k(case).dtype, drawn=True),
+    Axis("layout", LAYOUTS, _layout),
+    Axis("order", ORDERS, _order),
+    Axis("cache_dtype", tuple(DTYPES), lambda case: _k(case).dtype),
     Axis(
         "model_dtype",
         ("fp32", "bf16", "fp16"),
         lambda case: case.bound_field(case.steps[0], "key").dtype,
-        drawn=True,
     ),
     Axis(
         "block_size",
         tuple(map(str, BLOCK_SIZES)),
         lambda case: str(_k(case).extents["token"]),
-        drawn=True,
     ),
     Axis(
         "num_kv_heads",
         tuple(map(str, HEAD_COUNTS)),
         lambda case: str(_k(case).extents["head"]),
-        drawn=True,
     ),
     Axis(
         "head_size",
         tuple(map(str, HEAD_SIZES)),
         lambda case: str(_k(case).extents["dim"]),
-        drawn=True,
     ),
-    Axis("scale", ("none", "unit", "power_of_two", "general"), _scale_kind, drawn=True),
+    Axis("scale", ("none", "unit", "power_of_two", "general"), _scale_kind),
     Axis("strides", ("dense", "not_dense"), _dense),
-    Axis("blocks_used", ("0", "1", "2+"), _blocks_used),
+    Axis("blocks_used", ("1", "2+"), _blocks_used),
     Axis("block_ids", ("identity", "adjacent", "shuffled"), _block_ids),
-    Axis("first_offset", ("none", "edge", "inside"), _first_offset),
-    Axis("padding", ("none", "some"), _padding),
-    Axis("rows", ("dense", "gapped"), _rows),
-    Axis("values", ("bytes", "spread", "ties"), _values),
+    Axis("first_offset", ("edge", "inside"), _first_offset),
+    Axis("padding", ("none", "some"), _padding, {"gather_cache": ("none",)}),
+    Axis("rows", ("dense", "gapped"), _rows, {"gather_cache": ("dense",)}),
+    Axis("values", ("bytes", "spread", "ties"), _values, {"gather_cache": ("bytes",)}),
 )
 
 AXIS: dict[str, Axis] = {axis.name: axis for axis in AXES}
@@ -215,27 +216,31 @@ class Domain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return "forbidden: " + ",".join(f"{axis}={shown[axis]}" for axis in combination)
         return None
 
-    def narrowed(self, where: Mapping[str, Levels]) -> "Domain":
-        """This domain with the levels of `where` only.
+    def narrowed(self, op: str, where: Mapping[str, Levels] | None = None) -> "Domain":
+        """This domain for cases of `op`, with the levels of `where` only.
 
         Raises UsageError where nothing is left of an axis.
         """
+        where = where or {}
         allowed = dict(self.allowed)
-        for axis, levels in where.items():
-            kept = tuple(level for level in self.levels(axis) if level in levels)
+        for axis in AXIS:
+            possible = [each for each in self.levels(axis) if each in AXIS[axis].levels_for(op)]
+            kept = tuple(each for each in possible if each in where.get(axis, possible))
             if not kept:
                 raise UsageError(
-                    f"--where {axis}={'|'.join(levels)}: the target accepts "
-                    f"{axis}={'|'.join(self.levels(axis))}"
+                    f"--where {axis}={'|'.join(where.get(axis, ()))}: {op} on this target takes "
+                    f"{axis}={'|'.join(possible)}"
                 )
             allowed[axis] = kept
         return msgspec.structs.replace(self, allowed=allowed)
 
 
 def nearest(word: str, known: Mapping[str, object] | Levels) -> str:
-    """`; did you mean X?` for the closest known word, or the list of known words."""
+    """`did you mean X?` for the closest known word, or the known words where they are few."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"expected one of {', '.join(known)}" if len(known) <= FEW else "see kvfuzz list"
 
 
 def parse_where(text: str) -> dict[str, Levels]:

@@ -58,6 +58,8 @@ class Summary(msgspec.Struct, frozen=True, tag=True):
     not_checked: dict[str, dict[str, int]]
     """Per property: each reason for which it was not checked, with its cases."""
     passed: dict[str, int]
+    failed: dict[str, int]
+    """Per property: cases that failed it, those of known findings included."""
     hazards: tuple[tuple[Hazard, int], ...]
 
 

@@ -126,5 +126,5 @@ def _check_blocks(scene: Scene) -> None:
         and all(0 <= row < rows for row in scene.padding),
         f"padding rows {scene.padding} outside a batch of {rows} rows",
     )
-    _require(rows >= 1, "a batch without rows")
+    _require(scene.num_tokens >= 1, "a batch without tokens")
     _require(scene.row_gap >= 0, f"row_gap={scene.row_gap}, expected 0 or more")

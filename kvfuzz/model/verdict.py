@@ -33,7 +33,9 @@ class Violation(msgspec.Struct, frozen=True):
     """Bytes that are wrong, of `judged` bytes that were compared."""
     judged: int = 0
     origin: Place | None = None
-    """Whose byte was found at `place`, where the lane recorded it."""
+    """Whose byte was found at `place`."""
+    traced: bool = False
+    """Whether the lane recorded where bytes came from; if so, no origin means nobody's byte."""
 
 
 class PropertyResult(msgspec.Struct, frozen=True):

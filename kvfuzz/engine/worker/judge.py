@@ -102,9 +102,10 @@ class Judge:
             return result
         _, seen = self._run(Variant(case), origins=True)
         origin = _origin(case, seen, violation.place.buffer, violation.place.byte)
-        return msgspec.structs.replace(
-            result, violation=msgspec.structs.replace(violation, origin=origin)
+        explained = msgspec.structs.replace(
+            violation, origin=origin, traced=seen.origin_of is not None
         )
+        return msgspec.structs.replace(result, violation=explained)
 
 
 def _unchanged_buffers(base: Run, case: Case) -> dict[str, Tensor]:

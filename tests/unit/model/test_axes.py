@@ -83,5 +83,11 @@ def test_a_domain_refuses_levels_and_combinations_with_the_reason():
 
 
 def test_narrowing_to_what_the_target_does_not_accept_is_refused():
-    with pytest.raises(UsageError, match="the target accepts order=nhd"):
-        Domain(allowed={"order": ("nhd",)}).narrowed({"order": ("shuffle",)})
+    with pytest.raises(UsageError, match="on this target takes order=nhd"):
+        Domain(allowed={"order": ("nhd",)}).narrowed("gather_cache", {"order": ("shuffle",)})
+
+
+def test_narrowing_to_what_the_op_cannot_show_is_refused():
+    with pytest.raises(UsageError, match=r"--where padding=some: gather_cache .* padding=none"):
+        Domain().narrowed("gather_cache", {"padding": ("some",)})
+    assert Domain().narrowed("reshape_and_cache").levels("padding") == ("none", "some")

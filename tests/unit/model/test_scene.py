@@ -24,7 +24,7 @@ IMPOSSIBLE = {
     "outside a sequence": {"sequences": (Sequence((1,), 10, 7),)},
     "table_width=1": {"table_width": 1},
     "padding rows (99,)": {"padding": (99,)},
-    "without rows": {"sequences": (Sequence((1,), 0, 0),)},
+    "without tokens": {"sequences": (Sequence((1,), 0, 0),)},
     "row_gap=-8": {"row_gap": -8},
 }
 

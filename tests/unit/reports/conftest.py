@@ -78,6 +78,7 @@ def summary() -> Summary:
         facts={"order": {"nhd": 40, "hnd": 0, "shuffle": 0}},
         not_checked={"roundtrip": {"no token is stored": 10}, "bounds": {"no record": 40}},
         passed={"crash": 40, "oracle": 40, "roundtrip": 30},
+        failed={},
         hazards=((Hazard("stray_read", "k, program 0, reads 4 bytes"), 7),),
     )
 

@@ -66,9 +66,8 @@ def test_a_lane_that_records_no_origin_says_so(gather_scene, found):
 
 def test_a_value_that_no_buffer_holds_is_told_from_one_that_was_not_recorded(gather_scene, found):
     place = Place("key_out", 0, "key_out", "", {"token": 0, "head": 0, "dim": 0})
-    violation = Violation("wrong", place, "0x3f80", "0x0000", 1, 2)
-    recorded = PropertyResult("bounds", "passed")
-    text = finding_text(found(gather_scene, "oracle", violation, recorded))
+    violation = Violation("wrong", place, "0x3f80", "0x0000", 1, 2, traced=True)
+    text = finding_text(found(gather_scene, "oracle", violation))
     assert "no byte of any buffer: it was computed" in text
 
 
