@@ -39,6 +39,8 @@ from kvfuzz.strategies import scenes
 
 MOST_REFUSED = 0.05
 """A campaign whose target refuses more of its cases than this has not checked what it claims."""
+MOST_REJECTED = 1000
+"""Draws outside `--where`, without one inside, after which levels are taken to be impossible."""
 PROGRESS_INTERVAL_S = 0.1
 
 
@@ -108,8 +110,8 @@ class Campaign:
             )
         if tally.decided_nothing:
             raise NotCheckedError(
-                f"no case was checked ({tally.executed} executed, {tally.rejected} draws outside "
-                "--where); widen --where, or raise --budget or --max-cases"
+                f"no case was checked: {tally.executed} executed, {tally.rejected} draws outside "
+                "--where; its levels may exclude each other, or raise --budget or --max-cases"
             )
         return Exit.CLEAN
 
@@ -168,6 +170,8 @@ class Campaign:
         shown = facts(case)
         if domain.refusal(shown) is not None:
             self._tally.rejected += not self._hunted
+            if not self._tally.executed and self._tally.rejected >= MOST_REJECTED:
+                self._deadline.expire()
             return None
         self._progress("shrink" if self._hunted else "random")
         verdict = self._check(worker, case)

@@ -52,6 +52,10 @@ class Deadline:
         """Seconds since the start."""
         return time.monotonic() - self.started
 
+    def expire(self) -> None:
+        """End the budget now."""
+        self._end = 0.0
+
     def reached(self) -> bool:
         """Whether the budget has ended."""
         spent = self._max_cases is not None and self.cases >= self._max_cases

@@ -1,0 +1,151 @@
+"""A campaign from its first draw to its seed."""
+
+import json
+
+import msgspec
+import pytest
+
+from kvfuzz.engine.findings import signature
+from kvfuzz.engine.replay import replay
+from kvfuzz.engine.store import read_seed
+from kvfuzz.errors import Exit, NotCheckedError, UsageError
+
+MUTANT = "mutant:hardcoded_block_stride"
+GATHER = "kernels/builtin/gather_cache.py"
+
+
+def test_a_broken_kernel_is_found_reduced_saved_and_replays_to_the_same_bytes(campaign, tmp_path):
+    code, (found,), summary = campaign(MUTANT)
+    assert code == Exit.FINDING
+    assert summary.ended_by == "finding"
+    seed = read_seed(tmp_path / "out" / "seeds" / f"{found.seed.id}.json")
+    assert seed == found.seed
+    assert (seed.case.geometry.num_blocks, seed.case.geometry.num_kv_heads) <= (3, 1)
+    assert len(msgspec.json.encode(seed)) < 4096
+    again = replay(seed)
+    assert (again.exit_code, again.same_bytes) == (Exit.FINDING, True)
+    mended = replay(seed, target="builtin:gather_cache")
+    assert mended.exit_code == Exit.CLEAN
+
+
+def test_the_finding_names_whose_byte_was_read(campaign):
+    _, (found,), _ = campaign(MUTANT)
+    violation = found.verdict.failed[0].violation
+    assert violation.traced
+    assert violation.origin.buffer == "kv_cache"
+    assert violation.origin.coordinate != violation.place.coordinate
+
+
+def test_the_same_seed_draws_the_same_cases_and_ci_variables_change_nothing(campaign, monkeypatch):
+    def run(out):
+        _, _, summary = campaign("builtin:gather_cache", max_cases=40, random_seed=7, out=out)
+        return summary.facts
+
+    first = run("a")
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert run("b") == first
+    _, _, other = campaign("builtin:gather_cache", max_cases=40, random_seed=8, out="c")
+    assert other.facts != first
+
+
+def test_keep_going_reports_each_kind_of_failure_once(campaign):
+    code, found, summary = campaign("mutant:one_head", keep_going=True, max_cases=150)
+    assert code == Exit.FINDING
+    kinds = {signature(each.seed.case, each.verdict) for each in found}
+    assert 2 <= len(kinds) == len(found) <= 4
+    assert summary.cases == 150
+    assert summary.failed["oracle"] > len(found)
+
+
+def test_a_saved_seed_is_replayed_first_and_a_mended_kernel_goes_on(campaign, edited):
+    broken = edited(GATHER, "gather_cache", ("k_at = k_token + head", "k_at = k_token - head"))
+    code, (found,), _ = campaign(broken)
+    assert code == Exit.FINDING
+    _, (again,), summary = campaign(broken)
+    assert again.seed.id == found.seed.id
+    assert summary.cases == 1
+    mended = edited(GATHER, "gather_cache")
+    code, _, summary = campaign(mended, max_cases=5)
+    assert code == Exit.CLEAN
+    assert summary.cases == 6
+
+
+def test_saved_seeds_outside_where_are_left_alone(campaign):
+    _, (found,), _ = campaign("mutant:shuffle_block_stride")
+    assert found.seed.case.scene.order == "shuffle"
+    code, _, _ = campaign("mutant:shuffle_block_stride", where="order=nhd", max_cases=20)
+    assert code == Exit.CLEAN
+
+
+def test_a_target_that_refuses_too_much_is_not_checked(campaign, edited):
+    target = edited(
+        GATHER,
+        "gather_cache",
+        (
+            "if num_tokens == 0:",
+            "if True:\n        raise NotImplementedError\n    if num_tokens == 0:",
+        ),
+    )
+    with pytest.raises(NotCheckedError, match="refused 30 of 30 cases"):
+        campaign(target, max_cases=30)
+
+
+def test_levels_that_exclude_each_other_end_the_run_early(campaign):
+    with pytest.raises(NotCheckedError, match="levels may exclude each other"):
+        campaign("builtin:gather_cache", where="layout=hybrid,strides=dense", max_cases=50)
+
+
+def test_formats_that_nothing_fits_are_usage(campaign):
+    with pytest.raises(UsageError, match="nothing to draw"):
+        campaign("builtin:gather_cache", where="layout=content_packed,order=shuffle")
+
+
+def test_a_case_whose_campaign_was_killed_is_run_first_by_the_next(
+    campaign, tmp_path, gather_scene
+):
+    from kvfuzz.engine.journal import Journal
+    from kvfuzz.model.lower import lower
+
+    out = tmp_path / "out"
+    out.mkdir()
+    Journal(out).about_to_run(MUTANT, lower(gather_scene))
+    (own,) = out.glob("journal-*.json")
+    own.rename(out / "journal-4194303.json")
+    code, (found,), summary = campaign(MUTANT)
+    assert (code, summary.cases) == (Exit.FINDING, 1)
+    assert found.seed.case == lower(gather_scene)
+    assert not list(out.glob("journal-*"))
+
+
+def test_a_crash_and_a_hang_cost_one_case_each_and_the_campaign_goes_on(campaign, tmp_path):
+    path = tmp_path / "k.py"
+    path.write_text(
+        "import os, signal, time\n"
+        "def gather_cache(key_cache, value_cache, key, value, block_table, cu_seqlens_kv,\n"
+        "                 token_to_batch, kv_cache_layout):\n"
+        "    if kv_cache_layout == 'SHUFFLE':\n"
+        "        os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "    if kv_cache_layout == 'HND':\n"
+        "        time.sleep(3600)\n"
+    )
+    code, found, summary = campaign(
+        f"{path}:gather_cache",
+        where="cache_dtype=bf16,block_size=16,head_size=8,num_kv_heads=1",
+        keep_going=True,
+        max_cases=8,
+        case_timeout_s=2,
+        shrink_s=0.1,
+    )
+    messages = [each.verdict.failed[0].violation.message for each in found]
+    assert code == Exit.FINDING
+    assert any("SIGSEGV" in message for message in messages)
+    assert any("hung" in message for message in messages)
+    assert summary.cases == 8
+
+
+def test_events_and_seeds_are_plain_json(campaign, tmp_path):
+    _, (found,), _ = campaign(MUTANT)
+    raw = json.loads((tmp_path / "out" / "seeds" / f"{found.seed.id}.json").read_text())
+    assert raw["schema"] == 1
+    assert not any("/" in str(value) for value in raw["provenance"].values())
