@@ -1,5 +1,6 @@
 """Fixtures that several test folders share."""
 
+import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,6 +89,28 @@ def campaign(tmp_path: Path):
         return exit_code, found, summary
 
     return run
+
+
+def _sources_module():
+    path = Path(__file__).parent / "thirdparty" / "sources.py"
+    spec = importlib.util.spec_from_file_location("kvfuzz_test_sources", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def vllm():
+    """The `sources` argument for a vLLM release, whose tree must have been fetched."""
+    sources = _sources_module()
+
+    def tree(release: str) -> dict[str, str]:
+        folder = sources.tree(release)
+        if not folder.is_dir():
+            pytest.fail(f"no tree of vLLM {release}: python tests/thirdparty/sources.py {release}")
+        return {"vllm": str(folder)}
+
+    return tree
 
 
 @pytest.fixture

@@ -120,3 +120,15 @@ def test_roundtrip_catches_a_pair_that_swaps_k_and_v(judge, edited, gather_scene
     )
     verdict = judge(target).verdict(lower(gather_scene))
     assert "roundtrip" in {result.name for result in verdict.failed}
+
+
+def test_a_round_trip_that_fails_alone_blames_the_partner(cpu_lane, write_scene):
+    from kvfuzz.engine.worker.judge import Judge
+    from kvfuzz.kernels.resolve import resolve
+    from kvfuzz.model.target import TargetSpec
+
+    target = resolve(TargetSpec("builtin:reshape_and_cache"))
+    partner = resolve(TargetSpec("mutant:hardcoded_block_stride"))
+    (failed,) = Judge(target, partner, cpu_lane).verdict(lower(write_scene)).failed
+    assert failed.name == "roundtrip"
+    assert "mutant:hardcoded_block_stride, and it is at fault" in failed.violation.message

@@ -17,14 +17,17 @@ FOUND = [
     (GATHER, "0.24.0", "order=shuffle,scale=none", "oracle", {"strides": "not_dense"}),  # #43660
     (GATHER, "0.24.0", "order=shuffle,layout=kv_first", "oracle", {"cache_dtype": "e4m3fnuz"}),
     (SHUFFLE_WRITER, "0.18.0", "scale=none", "frame", {"layout": "hybrid"}),  # #39192
-    (SHUFFLE_WRITER, "0.24.0", "", "oracle", {"cache_dtype": "e4m3fnuz"}),  # scales ignored
-    (FLASH_WRITER, "0.19.0", "", "oracle", {"order": "hnd"}),  # #37940
+    # Its scales are ignored, as they were until 0.33.
+    (SHUFFLE_WRITER, "0.24.0", "layout=kv_first", "oracle", {"cache_dtype": "e4m3fnuz"}),
+    # The writer has the block stride by then, and the gather of the same tree has not.
+    (SHUFFLE_WRITER, "0.24.0", "scale=none", "roundtrip", {"strides": "not_dense"}),
+    (FLASH_WRITER, "0.19.0", "", "complete", {"order": "hnd"}),  # #37940
 ]
 
 CLEAN = [
     (GATHER, "0.24.0", "order=nhd"),
     (GATHER, "0.33.0", ""),
-    (SHUFFLE_WRITER, "0.24.0", "scale=none|unit"),
+    (SHUFFLE_WRITER, "0.24.0", "scale=none|unit,layout=kv_first"),
     (SHUFFLE_WRITER, "0.33.0", ""),
     (FLASH_WRITER, "0.19.0", "order=nhd"),
     (FLASH_WRITER, "0.24.0", ""),

@@ -49,6 +49,7 @@ class Judge:
             results.append(self._result(each, case, runs))
             if not base.error:
                 hazards += each.hazards(runs)
+        results = self._attributed(results)
         if explain:
             results = [self._explained(result, case) for result in results]
         return Verdict(
@@ -87,6 +88,16 @@ class Judge:
             return PropertyResult(each.name, "failed", violation=found)
         return PropertyResult(each.name, "passed")
 
+    def _attributed(self, results: list[PropertyResult]) -> list[PropertyResult]:
+        """Name the other half of a failed round trip, and say where the fault lies."""
+        failed = [result for result in results if result.outcome == "failed"]
+        if self._partner is None or not any(each.name == "roundtrip" for each in failed):
+            return results
+        note = f"the other half is {self._partner.info.name}"
+        if len(failed) == 1:
+            note += ", and it is at fault: alone, the target passes every other property"
+        return [_noted(each, note) if each.name == "roundtrip" else each for each in results]
+
     def _no_round_trip(self, case: Case) -> str:
         if self._partner is None:
             return "the target has no partner that executes the inverse op"
@@ -106,6 +117,14 @@ class Judge:
             violation, origin=origin, traced=seen.origin_of is not None
         )
         return msgspec.structs.replace(result, violation=explained)
+
+
+def _noted(result: PropertyResult, note: str) -> PropertyResult:
+    violation = result.violation
+    if violation is None:
+        return result
+    said = msgspec.structs.replace(violation, message=f"{violation.message}; {note}")
+    return msgspec.structs.replace(result, violation=said)
 
 
 def _unchanged_buffers(base: Run, case: Case) -> dict[str, Tensor]:

@@ -1,0 +1,75 @@
+"""Seeds of real findings: red on the releases that have the bug, clean on those that fixed it.
+
+A release that is red on a seed's property leaves the very bytes that were recorded.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from kvfuzz.engine.replay import replay
+from kvfuzz.engine.store import read_seed
+from kvfuzz.errors import Exit
+
+SEEDS = Path(__file__).with_name("seeds")
+
+# seed: (releases of the source tree that are red, releases that are clean)
+VLLM = {
+    "c83ce36ab1b19cbe": (["0.18.0"], ["0.19.0", "0.24.0", "0.33.0"]),  # #37228
+    "8e5d7feebfbed52e": (["0.18.0", "0.19.0"], ["0.24.0", "0.33.0"]),  # #39122
+    "bb390302708354cc": (["0.18.0", "0.19.0", "0.24.0"], ["0.33.0"]),  # #37228, SHUFFLE
+    "4d670f9b537ff944": (["0.24.0"], ["0.33.0"]),  # #43660, SHUFFLE
+    "e0ec1553e7574090": (["0.19.0", "0.24.0"], ["0.33.0"]),  # SHUFFLE gather ignores scales
+    "824a1e5af3d90a46": (["0.18.0", "0.19.0"], ["0.24.0", "0.33.0"]),  # #39192
+    "a94ed22f276f30eb": (["0.19.0", "0.24.0"], ["0.33.0"]),  # SHUFFLE writer ignores scales
+    "824aa80ab405bd9b": (["0.18.0", "0.19.0"], ["0.24.0", "0.33.0"]),  # #37940
+}
+CONCH = ("c3120b6ce8d8e12e", "07da8d3a414f9735")  # conch 1.3: head stride never used
+
+RED = [(seed, release) for seed, (red, _) in VLLM.items() for release in red]
+CLEAN = [(seed, release) for seed, (_, clean) in VLLM.items() for release in clean]
+
+
+def _outcome(replayed) -> str:
+    results = {result.name: result.outcome for result in replayed.verdict.results}
+    return results[replayed.seed.property]
+
+
+@pytest.mark.thirdparty
+@pytest.mark.parametrize(("seed_id", "release"), RED)
+def test_a_release_with_the_bug_is_red_with_the_recorded_bytes(vllm, seed_id, release):
+    replayed = replay(read_seed(SEEDS / f"{seed_id}.json"), sources=vllm(release))
+    assert replayed.exit_code == Exit.FINDING
+    assert _outcome(replayed) == "failed"
+    assert replayed.same_bytes
+
+
+@pytest.mark.thirdparty
+@pytest.mark.parametrize(("seed_id", "release"), CLEAN)
+def test_a_release_without_the_bug_is_clean(vllm, seed_id, release):
+    replayed = replay(read_seed(SEEDS / f"{seed_id}.json"), sources=vllm(release))
+    assert _outcome(replayed) == "passed"
+    assert not replayed.same_bytes
+
+
+@pytest.mark.thirdparty
+@pytest.mark.parametrize("seed_id", CONCH)
+def test_conch_is_red_with_the_recorded_bytes(seed_id):
+    replayed = replay(read_seed(SEEDS / f"{seed_id}.json"))
+    assert replayed.exit_code == Exit.FINDING
+    assert replayed.same_bytes
+
+
+@pytest.mark.parametrize("seed_id", [*VLLM, *CONCH])
+def test_our_own_kernel_is_clean_on_every_seed(seed_id):
+    seed = read_seed(SEEDS / f"{seed_id}.json")
+    assert replay(seed, target=f"builtin:{seed.op}").exit_code == Exit.CLEAN
+
+
+def test_every_seed_is_small_named_by_its_id_and_expected_somewhere():
+    found = {path.stem: read_seed(path) for path in SEEDS.glob("*.json")}
+    assert found.keys() == {*VLLM, *CONCH}
+    for name, seed in found.items():
+        assert seed.id == name
+        assert (SEEDS / f"{name}.json").stat().st_size < 4096
+        assert seed.provenance.note
