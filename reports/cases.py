@@ -6,7 +6,7 @@ from kvfuzz.model.axes import facts
 from kvfuzz.model.case import Case, TensorView
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import Fill, FloatFill, IntegerFill, TieFill
-from kvfuzz.model.scene import Sequence
+from kvfuzz.model.plan import Sequence
 from kvfuzz.model.verdict import Launch
 from kvfuzz.reports.text import Pairs, count, numbers
 
@@ -34,20 +34,20 @@ def case_rows(case: Case) -> Pairs:
                 )
             ),
         ),
-        ("layout", f"{scene.layout}, order {scene.order}, {_density(case)}"),
-        ("dtypes", f"cache {scene.cache_dtype}, model {scene.model_dtype}"),
+        ("layout", f"{scene.attention.layout}, order {scene.attention.order}, {_density(case)}"),
+        ("dtypes", f"cache {scene.attention.cache_dtype}, model {scene.model_dtype}"),
         ("scales", f"k_scale {_scale(scene.k_scale)}, v_scale {_scale(scene.v_scale)}"),
     ]
-    rows += _sequence_rows(scene.sequences, g.block_size)
+    rows += _sequence_rows(scene.batch.sequences, g.block_size)
     if scene.op == "reshape_and_cache":
         gap = f", {scene.row_gap} elements between rows" if scene.row_gap else ""
-        padding = f"rows {numbers(scene.padding)}" if scene.padding else "no row"
-        total = scene.num_tokens + len(scene.padding)
+        padding = f"rows {numbers(scene.batch.padding)}" if scene.batch.padding else "no row"
+        total = scene.batch.num_rows
         rows.append(("batch", f"{count(total, 'row')}; padding (slot -1): {padding}{gap}"))
     else:
-        longest = max((len(each.block_ids) for each in scene.sequences), default=0)
-        stale = ", the rest of a row is stale" if scene.table_width > longest else ""
-        rows.append(("block_table", f"{count(scene.table_width, 'column')}{stale}"))
+        longest = max((len(each.block_ids) for each in scene.batch.sequences), default=0)
+        stale = ", the rest of a row is stale" if scene.batch.table_width > longest else ""
+        rows.append(("block_table", f"{count(scene.batch.table_width, 'column')}{stale}"))
     if scene.state_blocks:
         rows.append(("state", f"Mamba state in blocks {numbers(scene.state_blocks)}"))
     return rows + _view_rows(case)

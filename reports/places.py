@@ -56,12 +56,12 @@ def rows_of(case: Case) -> list[tuple[int, int] | None]:
     scene = case.scene
     touched = [
         (index, position)
-        for index, sequence in enumerate(scene.sequences)
+        for index, sequence in enumerate(scene.batch.sequences)
         for position in range(sequence.start, sequence.start + sequence.length)
     ]
     if scene.op != "reshape_and_cache":
         return list(touched)
-    padded, remaining = set(scene.padding), iter(touched)
+    padded, remaining = set(scene.batch.padding), iter(touched)
     total = len(touched) + len(padded)
     return [None if row in padded else next(remaining) for row in range(total)]
 
@@ -86,7 +86,7 @@ def _row(case: Case, place: Place) -> str:
         return f"row {row} is padding: its slot is -1"
     sequence, position = owner
     index, offset = divmod(position, case.geometry.block_size)
-    block = case.scene.sequences[sequence].block_ids[index]
+    block = case.scene.batch.sequences[sequence].block_ids[index]
     slot = block * case.geometry.block_size + offset
     write = case.scene.op == "reshape_and_cache"
     by = f"slot {slot}" if write else f"block_table[{sequence}, {index}]"
@@ -98,7 +98,7 @@ def _row(case: Case, place: Place) -> str:
 
 def _cached(case: Case, place: Place) -> str:
     block, token, n = place.coordinate["block"], place.coordinate["token"], case.geometry.block_size
-    for index, sequence in enumerate(case.scene.sequences):
+    for index, sequence in enumerate(case.scene.batch.sequences):
         if block not in sequence.block_ids:
             continue
         position = sequence.block_ids.index(block) * n + token
@@ -146,7 +146,7 @@ def _in_cache(case: Case, place: Place, cache: Field) -> Place | None:
     if owner is None:
         return None
     index, offset = divmod(owner[1], case.geometry.block_size)
-    block = case.scene.sequences[owner[0]].block_ids[index]
+    block = case.scene.batch.sequences[owner[0]].block_ids[index]
     return _at(cache, {**_head_and_dim(place), "block": block, "token": offset})
 
 
@@ -157,7 +157,7 @@ def _in_rows(case: Case, place: Place, rows: Field) -> Place | None:
             continue
         index, offset = divmod(owner[1], n)
         if (
-            case.scene.sequences[owner[0]].block_ids[index] == block
+            case.scene.batch.sequences[owner[0]].block_ids[index] == block
             and offset == place.coordinate["token"]
         ):
             return _at(rows, {**_head_and_dim(place), "token": row})

@@ -101,7 +101,9 @@ def subject_rows(seed: Seed, result: PropertyResult) -> Pairs:
     ]
     layer = place.layer if place and place.layer else seed.case.fields[0].layer
     view = f"; {place.field or 'no element'} in buffer {place.buffer}" if place else ""
-    rows.append(("layer", f"{layer}, layout {scene.layout}, order {scene.order}{view}"))
+    rows.append(
+        ("layer", f"{layer}, layout {scene.attention.layout}, order {scene.attention.order}{view}")
+    )
     return rows
 
 

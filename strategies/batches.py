@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from kvfuzz.model.scene import Sequence
+from kvfuzz.model.plan import Batch, Sequence
 
 MAX_SEQUENCES = 3
 MAX_RUN = 24
@@ -17,13 +17,12 @@ MAX_BLOCKS_PER_SEQUENCE = 6
 MAX_SKIPPED_BLOCKS = 2
 
 
-class Batch(msgspec.Struct, frozen=True):
-    """Sequences with the ids of their blocks, of `num_blocks` in all."""
+class Occupancy(msgspec.Struct, frozen=True):
+    """A batch, and whose the `num_blocks` blocks of its allocation are."""
 
-    sequences: tuple[Sequence, ...]
+    batch: Batch
     num_blocks: int
     state_blocks: tuple[int, ...]
-    table_width: int
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -46,8 +45,13 @@ def runs(draw: DrawFn, block_size: int) -> Run:
 
 
 @st.composite
-def batches(draw: DrawFn, block_size: int, *, hybrid: bool) -> Batch:
-    """A batch over shuffled blocks; a hybrid allocation gives some blocks to Mamba state."""
+def occupancies(
+    draw: DrawFn, block_size: int, *, hybrid: bool = False, padding: bool = False
+) -> Occupancy:
+    """A batch over shuffled blocks; a hybrid allocation gives some blocks to Mamba state.
+
+    `padding` asks for padding rows, about every second time.
+    """
     drawn = draw(st.lists(runs(block_size), min_size=1, max_size=MAX_SEQUENCES))
     used = sum(run.num_blocks for run in drawn)
     num_state = draw(st.integers(1, 2)) if hybrid else 0
@@ -58,7 +62,10 @@ def batches(draw: DrawFn, block_size: int, *, hybrid: bool) -> Batch:
         sequences.append(Sequence(tuple(ids[at : at + run.num_blocks]), run.start, run.length))
         at += run.num_blocks
     width = max(run.num_blocks for run in drawn) + draw(st.integers(0, 2))
-    return Batch(tuple(sequences), num_blocks, tuple(sorted(ids[at : at + num_state])), width)
+    num_tokens = sum(run.length for run in drawn)
+    rows = draw(padding_rows(num_tokens)) if padding else ()
+    batch = Batch(tuple(sequences), rows, width)
+    return Occupancy(batch, num_blocks, tuple(sorted(ids[at : at + num_state])))
 
 
 @st.composite

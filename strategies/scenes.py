@@ -6,13 +6,15 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.layout import Geometry
+from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
-from kvfuzz.strategies.batches import batches, padding_rows, row_gaps
-from kvfuzz.strategies.formats import formats
+from kvfuzz.strategies.batches import Occupancy, occupancies, row_gaps
+from kvfuzz.strategies.formats import Format, formats
 from kvfuzz.strategies.geometries import page_geometries
 from kvfuzz.strategies.scales import scale_pairs
 
 MAX_FILL_SEED = (1 << 32) - 1
+LAYER, STATE_LAYER = "layer.0", "layer.1"
 
 
 def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
@@ -21,40 +23,48 @@ def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
     Raises UsageError, when first drawn from, where the domain leaves nothing to draw.
     """
     drawn_formats = st.deferred(lambda: formats(domain))
+    writes = op == "reshape_and_cache"
 
     @st.composite
     def draw_scene(draw: DrawFn) -> Scene:
         format = draw(drawn_formats)
-        g = draw(page_geometries(domain, format))
-        batch = draw(batches(g.block_size, hybrid=format.layout == "hybrid"))
+        page = draw(page_geometries(domain, format))
+        occupancy = draw(
+            occupancies(
+                page.block_size,
+                hybrid=format.layout == "hybrid",
+                padding=writes and "some" in domain.levels("padding"),
+            )
+        )
         k_scale, v_scale = draw(scale_pairs(domain, format))
-        padding: tuple[int, ...] = ()
         gap, values = 0, VALUES[0]
-        if op == "reshape_and_cache":
-            num_tokens = sum(sequence.length for sequence in batch.sequences)
-            if "some" in domain.levels("padding"):
-                padding = draw(padding_rows(num_tokens))
-            if DTYPES[format.cache_dtype].is_fp8:
-                wanted = [each for each in VALUES if each in domain.levels("values")]
-                values = draw(st.sampled_from(wanted)) if wanted else values
+        if writes:
+            wanted = [each for each in VALUES if each in domain.levels("values")]
+            if wanted and DTYPES[format.cache_dtype].is_fp8:
+                values = draw(st.sampled_from(wanted))
             if "gapped" in domain.levels("rows"):
-                gap = draw(row_gaps(g.num_kv_heads, g.head_size))
+                gap = draw(row_gaps(page.num_kv_heads, page.head_size))
         return Scene(
             op=op,
-            layout=format.layout,
-            order=format.order,
-            geometry=Geometry(batch.num_blocks, g.block_size, g.num_kv_heads, g.head_size),
-            cache_dtype=format.cache_dtype,
+            layer=LAYER,
+            plan=_plan(format, page, occupancy),
+            batch=occupancy.batch,
             model_dtype=format.model_dtype,
             k_scale=k_scale,
             v_scale=v_scale,
-            sequences=batch.sequences,
-            padding=padding,
             values=values,
             row_gap=gap,
-            table_width=batch.table_width,
-            state_blocks=batch.state_blocks,
             fill_seed=draw(st.integers(0, MAX_FILL_SEED)),
         )
 
     return draw_scene()
+
+
+def _plan(format: Format, page: Geometry, occupancy: Occupancy) -> Plan:
+    geometry = Geometry(occupancy.num_blocks, page.block_size, page.num_kv_heads, page.head_size)
+    attention = AttentionLayer(
+        LAYER, CACHE, format.layout, format.order, geometry, format.cache_dtype
+    )
+    if not occupancy.state_blocks:
+        return Plan((attention,))
+    return Plan((attention, StateLayer(STATE_LAYER, CACHE, occupancy.state_blocks)))

@@ -5,40 +5,58 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import kvfuzz
 from kvfuzz.model.layout import Geometry
-from kvfuzz.model.scene import Scene, Sequence
+from kvfuzz.model.plan import AttentionLayer, Batch, Plan, Sequence, StateLayer
+from kvfuzz.model.scene import Scene
 
 ONE = 0x3F800000
 ROOT = Path(kvfuzz.__file__).resolve().parent.parent
 
 
 @pytest.fixture
+def scene_with() -> Callable[..., Scene]:
+    """Replace parts of a scene by name, wherever they live in it."""
+
+    def replace(scene: Scene, **changes: object) -> Scene:
+        states = changes.pop("state_blocks", scene.state_blocks)
+        layer = _replaced(scene.attention, changes)
+        batch = _replaced(scene.batch, changes)
+        layers = (layer, StateLayer("layer.1", layer.allocation, states)) if states else (layer,)
+        return msgspec.structs.replace(scene, plan=Plan(layers), batch=batch, **changes)
+
+    return replace
+
+
+def _replaced(part: msgspec.Struct, changes: dict[str, object]) -> msgspec.Struct:
+    mine = {name: changes.pop(name) for name in list(changes) if name in part.__struct_fields__}
+    return msgspec.structs.replace(part, **mine)
+
+
+@pytest.fixture
 def gather_scene() -> Scene:
     """Two sequences over shuffled blocks, the first starting inside a block."""
+    geometry = Geometry(num_blocks=5, block_size=16, num_kv_heads=2, head_size=32)
+    layer = AttentionLayer("layer.0", "kv_cache", "blocks_first", "nhd", geometry, "bf16")
     return Scene(
         op="gather_cache",
-        layout="blocks_first",
-        order="nhd",
-        geometry=Geometry(num_blocks=5, block_size=16, num_kv_heads=2, head_size=32),
-        cache_dtype="bf16",
+        layer="layer.0",
+        plan=Plan((layer,)),
+        batch=Batch((Sequence((3, 1), 13, 6), Sequence((4,), 0, 2)), table_width=3),
         model_dtype="bf16",
         k_scale=ONE,
         v_scale=ONE,
-        sequences=(Sequence((3, 1), 13, 6), Sequence((4,), 0, 2)),
-        table_width=3,
         fill_seed=7,
     )
 
 
 @pytest.fixture
-def write_scene(gather_scene: Scene) -> Scene:
+def write_scene(gather_scene: Scene, scene_with: Callable[..., Scene]) -> Scene:
     """The same tokens stored, between two padding rows."""
-    import msgspec
-
-    return msgspec.structs.replace(gather_scene, op="reshape_and_cache", padding=(0, 4), row_gap=64)
+    return scene_with(gather_scene, op="reshape_and_cache", padding=(0, 4), row_gap=64)
 
 
 @pytest.fixture(scope="module")

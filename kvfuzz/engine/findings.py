@@ -23,18 +23,18 @@ def signature(case: Case, verdict: Verdict) -> Signature:
 
     A kernel has one path for SHUFFLE and one for strided pages, and converts or copies.
     """
-    path = "shuffle" if case.scene.order == "shuffle" else "strided"
-    conversion = "converts" if DTYPES[case.scene.cache_dtype].is_fp8 else "copies"
+    path = "shuffle" if case.scene.attention.order == "shuffle" else "strided"
+    conversion = "converts" if DTYPES[case.scene.attention.cache_dtype].is_fp8 else "copies"
     return verdict.failed[0].name, path, conversion
 
 
 def size_of(scene: Scene) -> tuple[int, ...]:
     """Smaller is simpler: blocks, heads, rows, then the sizes of a page."""
-    g = scene.geometry
+    g = scene.attention.geometry
     return (
         g.num_blocks,
         g.num_kv_heads,
-        scene.num_tokens + len(scene.padding),
+        scene.batch.num_rows,
         g.head_size,
         g.block_size,
         len(msgspec.json.encode(scene)),

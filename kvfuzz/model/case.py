@@ -65,12 +65,17 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole test input."""
 
-    geometry: Geometry
     buffers: tuple[Buffer, ...]
     fields: tuple[Field, ...]
     tensors: tuple[TensorView, ...]
     steps: tuple[Step, ...]
     scene: Scene
+
+    @property
+    def geometry(self) -> Geometry:
+        """The sizes of the cache that the first step works on."""
+        extents = self.bound_field(self.steps[0], "key_cache").extents
+        return Geometry(extents["block"], extents["token"], extents["head"], extents["dim"])
 
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`."""

@@ -13,9 +13,9 @@ from kvfuzz.model.case import Buffer, Case, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, TieFill, word
 from kvfuzz.model.layout import Axis, Field, Geometry, Term, cache_fields
+from kvfuzz.model.plan import StateLayer
 from kvfuzz.model.scene import Scene, check
 
-CACHE = "kv_cache"
 PAD_SLOT_ID = -1
 
 Parts = tuple[list[Buffer], list[Field], list[TensorView], Step]
@@ -25,23 +25,29 @@ Parts = tuple[list[Buffer], list[Field], list[TensorView], Step]
 def lower(scene: Scene) -> Case:
     """The case of `scene`. Raises UsageError where the scene is impossible."""
     check(scene)
-    g = scene.geometry
+    layer = scene.attention
     k, v = cache_fields(
-        scene.layout, scene.order, g, scene.cache_dtype, buffer=CACHE, layer="layer.0"
+        layer.layout,
+        layer.order,
+        layer.geometry,
+        layer.cache_dtype,
+        buffer=layer.allocation,
+        layer=layer.name,
     )
     fields = [k, v]
     nbytes = max(k.last_byte(), v.last_byte()) + 1
-    if scene.state_blocks:
-        fields = [*_attention_only(fields, scene), _state(scene, nbytes // g.num_blocks)]
-    cache = Buffer(CACHE, nbytes, ByteFill(scene.fill_seed))
+    states = scene.plan.states(layer.allocation)
+    if states:
+        page = nbytes // layer.geometry.num_blocks
+        fields = [*_attention_only(fields, scene), *(_state(each, scene, page) for each in states)]
+    cache = Buffer(layer.allocation, nbytes, ByteFill(scene.fill_seed))
     views = [
-        _cache_view("key_cache", k, g, scene.order),
-        _cache_view("value_cache", v, g, scene.order),
+        _cache_view("key_cache", k, layer.geometry, layer.order),
+        _cache_view("value_cache", v, layer.geometry, layer.order),
     ]
     lowering = _write if scene.op == "reshape_and_cache" else _gather
     buffers, more_fields, tensors, step = lowering(scene)
     return Case(
-        geometry=g,
         buffers=(cache, *_scales(scene), *buffers),
         fields=(*fields, *more_fields),
         tensors=(*views, *_scale_views(), *tensors),
@@ -52,23 +58,25 @@ def lower(scene: Scene) -> Case:
 
 def slots(scene: Scene) -> tuple[int, ...]:
     """The slot of each touched token: block_id * block_size + offset, sequences in order."""
-    n = scene.geometry.block_size
+    n = scene.attention.geometry.block_size
     return tuple(
         sequence.block_ids[p // n] * n + p % n
-        for sequence in scene.sequences
+        for sequence in scene.batch.sequences
         for p in range(sequence.start, sequence.start + sequence.length)
     )
 
 
 def _attention_only(fields: list[Field], scene: Scene) -> list[Field]:
-    blocks = tuple(b for b in range(scene.geometry.num_blocks) if b not in scene.state_blocks)
+    blocks = tuple(
+        b for b in range(scene.attention.geometry.num_blocks) if b not in scene.state_blocks
+    )
     return [msgspec.structs.replace(field, blocks=blocks) for field in fields]
 
 
-def _state(scene: Scene, page: int) -> Field:
+def _state(layer: StateLayer, scene: Scene, page: int) -> Field:
     terms = (Term("block", page), Term("dim", 1))
-    extents: dict[Axis, int] = {"block": scene.geometry.num_blocks, "dim": page}
-    return Field("state", CACHE, "u8", 0, terms, extents, "layer.1", scene.state_blocks)
+    extents: dict[Axis, int] = {"block": scene.attention.geometry.num_blocks, "dim": page}
+    return Field("state", layer.allocation, "u8", 0, terms, extents, layer.name, layer.blocks)
 
 
 def _cache_view(name: str, field: Field, g: Geometry, order: str) -> TensorView:
@@ -115,7 +123,7 @@ def _rows(
     name: str, scene: Scene, num_rows: int, gap: int, fill: Fill
 ) -> tuple[Buffer, Field, TensorView]:
     """An activation `[num_rows, num_kv_heads, head_size]` whose rows are `gap` elements apart."""
-    g, dtype = scene.geometry, scene.model_dtype
+    g, dtype = scene.attention.geometry, scene.model_dtype
     element = itemsize(dtype)
     row = (g.num_kv_heads * g.head_size + gap) * element
     strides = (row, g.head_size * element, element)
@@ -138,7 +146,11 @@ def activation_fill(scene: Scene, scale_bits: int) -> Fill:
     within the cache dtype's range (saturation is a property of its own): spread down through its
     subnormals to zero, or next to its rounding ties.
     """
-    seed, model, cache = scene.fill_seed, DTYPES[scene.model_dtype], DTYPES[scene.cache_dtype]
+    seed, model, cache = (
+        scene.fill_seed,
+        DTYPES[scene.model_dtype],
+        DTYPES[scene.attention.cache_dtype],
+    )
     if model.name == cache.name:
         return ByteFill(seed)
     if scene.values == "ties":
@@ -151,9 +163,9 @@ def activation_fill(scene: Scene, scale_bits: int) -> Fill:
 
 
 def _write(scene: Scene) -> Parts:
-    num_rows = scene.num_tokens + len(scene.padding)
+    num_rows = scene.batch.num_rows
     remaining = iter(slots(scene))
-    padded = set(scene.padding)
+    padded = set(scene.batch.padding)
     mapping = tuple(PAD_SLOT_ID if row in padded else next(remaining) for row in range(num_rows))
     buffers = [_integers("slot_mapping", mapping, "i64")]
     fields: list[Field] = []
@@ -174,15 +186,19 @@ def _write(scene: Scene) -> Parts:
 
 def _gather(scene: Scene) -> Parts:
     table, starts, ends = [], [], [0]
-    for row, sequence in enumerate(scene.sequences):
-        for column in range(scene.table_width):
+    for row, sequence in enumerate(scene.batch.sequences):
+        for column in range(scene.batch.table_width):
             # Past a sequence's blocks the table is stale: whatever ids an earlier request left.
-            stale = word(scene.fill_seed, "block_table", row * scene.table_width + column)
+            stale = word(scene.fill_seed, "block_table", row * scene.batch.table_width + column)
             known = column < len(sequence.block_ids)
-            table.append(sequence.block_ids[column] if known else stale % scene.geometry.num_blocks)
+            table.append(
+                sequence.block_ids[column] if known else stale % scene.attention.geometry.num_blocks
+            )
         starts.append(sequence.start)
         ends.append(ends[-1] + sequence.length)
-    owners = tuple(i for i, sequence in enumerate(scene.sequences) for _ in range(sequence.length))
+    owners = tuple(
+        i for i, sequence in enumerate(scene.batch.sequences) for _ in range(sequence.length)
+    )
     return _gather_parts(scene, tuple(table), tuple(starts), tuple(ends), owners)
 
 
@@ -219,8 +235,8 @@ def _gather_parts(
 def _step(scene: Scene, op: str) -> Step:
     shared = {name: name for name in ("key_cache", "value_cache", "k_scale", "v_scale")}
     scalars: dict[str, int | str] = {
-        "kv_cache_layout": scene.order.upper(),
-        "cache_dtype": scene.cache_dtype,
+        "kv_cache_layout": scene.attention.order.upper(),
+        "cache_dtype": scene.attention.cache_dtype,
     }
     if op == "reshape_and_cache":
         mine = {name: name for name in ("key", "value", "slot_mapping")}
@@ -257,7 +273,6 @@ def with_round_trip(case: Case) -> Case:
     inverse = Step(inverse.op, inverse.tensors, inverse.fields, inverse.scalars, by="partner")
     ordered = (step, inverse) if step.op == "reshape_and_cache" else (inverse, step)
     return Case(
-        geometry=case.geometry,
         buffers=(*case.buffers, *buffers),
         fields=(*case.fields, *fields),
         tensors=(*case.tensors, *views),

@@ -6,22 +6,16 @@ ran, or cannot fail, would leave its broken kernel green.
 
 import dataclasses
 
-import msgspec
 import pytest
 
 import kvfuzz.engine.worker.judge as judging
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
-from kvfuzz.model.scene import Scene, Sequence
+from kvfuzz.model.plan import Sequence
 from kvfuzz.oracles.table import PROPERTIES
 
 WATCHING = ("oracle", "complete", "frame", "immutable", "bounds")
 ODD_HEAD = Geometry(num_blocks=4, block_size=16, num_kv_heads=1, head_size=80)
-
-
-def _scene(write_scene: Scene, gather_scene: Scene, op: str, **changes: object) -> Scene:
-    scene = write_scene if op == "reshape_and_cache" else gather_scene
-    return msgspec.structs.replace(scene, **changes)
 
 
 ALONE = {
@@ -43,11 +37,22 @@ ALONE = {
 }
 
 
+@pytest.fixture
+def case_of(scene_with, write_scene, gather_scene):
+    """The case of an op with parts of the usual scene replaced."""
+
+    def make(op, changes):
+        scene = write_scene if op == "reshape_and_cache" else gather_scene
+        return lower(scene_with(scene, **changes))
+
+    return make
+
+
 @pytest.fixture(params=WATCHING)
-def watched(request, write_scene, gather_scene):
+def watched(request, case_of):
     """(property, broken target, case)."""
     target, op, changes = ALONE[request.param]
-    return request.param, target, lower(_scene(write_scene, gather_scene, op, **changes))
+    return request.param, target, case_of(op, changes)
 
 
 def _failed(verdict):
@@ -70,13 +75,10 @@ def test_without_its_judge_the_broken_kernel_goes_unseen(judge, watched, monkeyp
 
 
 @pytest.mark.parametrize("op", ["gather_cache", "reshape_and_cache"])
-def test_the_kernel_that_was_broken_passes_every_property_unbroken(
-    judge, write_scene, gather_scene, op
-):
+def test_the_kernel_that_was_broken_passes_every_property_unbroken(judge, case_of, op):
     for target, its_op, changes in ALONE.values():
         if its_op == op:
-            case = lower(_scene(write_scene, gather_scene, op, **changes))
-            verdict = judge(f"builtin:{op}").verdict(case)
+            verdict = judge(f"builtin:{op}").verdict(case_of(op, changes))
             outcomes = {result.name: result.outcome for result in verdict.results}
             assert outcomes == dict.fromkeys(outcomes, "passed"), target
 

@@ -73,7 +73,7 @@ def test_a_saved_seed_is_replayed_first_and_a_mended_kernel_goes_on(campaign, ed
 
 def test_saved_seeds_outside_where_are_left_alone(campaign):
     _, (found,), _ = campaign("mutant:shuffle_block_stride")
-    assert found.seed.case.scene.order == "shuffle"
+    assert found.seed.case.scene.attention.order == "shuffle"
     code, _, _ = campaign("mutant:shuffle_block_stride", where="order=nhd", max_cases=20)
     assert code == Exit.CLEAN
 

@@ -38,12 +38,11 @@ def _crash(verdict):
     return failed.violation.message
 
 
-def test_a_crash_and_a_hang_cost_one_case_each_and_are_named(target, gather_scene):
-    import msgspec
-
+def test_a_crash_and_a_hang_cost_one_case_each_and_are_named(target, gather_scene, scene_with):
+    sequences = gather_scene.batch.sequences
     segfaults = lower(gather_scene)
-    hangs = lower(msgspec.structs.replace(gather_scene, sequences=gather_scene.sequences[:1]))
-    exits = lower(msgspec.structs.replace(gather_scene, sequences=gather_scene.sequences[1:]))
+    hangs = lower(scene_with(gather_scene, sequences=sequences[:1]))
+    exits = lower(scene_with(gather_scene, sequences=sequences[1:]))
     with Worker(_config(target), case_timeout_s=3) as worker:
         assert "SIGSEGV" in _crash(worker.check(segfaults))
         assert "hung: no end after 3 s" in _crash(worker.check(hangs))

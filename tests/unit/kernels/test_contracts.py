@@ -3,9 +3,8 @@ import torch
 
 from kvfuzz.errors import UsageError
 from kvfuzz.kernels.contracts import CONTRACTS, bind, objections
-from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
-from kvfuzz.model.scene import OPS, Scene, Sequence
+from kvfuzz.model.scene import OPS
 
 TENSORS = {
     "key_cache": torch.zeros(5, 16, 2, 32),
@@ -26,24 +25,9 @@ def scalars(cache_dtype="bf16", layout="NHD"):
     return {"kv_cache_layout": layout, "cache_dtype": cache_dtype}
 
 
-def scene(op):
-    return Scene(
-        op=op,
-        layout="kv_first",
-        order="nhd",
-        geometry=Geometry(3, 16, 1, 8),
-        cache_dtype="bf16",
-        model_dtype="bf16",
-        k_scale=0x3F800000,
-        v_scale=0x3F800000,
-        sequences=(Sequence((0,), 0, 2),),
-        table_width=1,
-    )
-
-
 @pytest.mark.parametrize("op", OPS)
-def test_a_contract_names_exactly_what_lowering_produces(op):
-    step = lower(scene(op)).steps[0]
+def test_a_contract_names_exactly_what_lowering_produces(op, scene_with, gather_scene):
+    step = lower(scene_with(gather_scene, op=op)).steps[0]
     contract = CONTRACTS[op]
     assert {*step.tensors, *step.scalars} == {*contract.required, *contract.optional}
 

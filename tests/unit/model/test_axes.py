@@ -1,13 +1,12 @@
 import itertools
 
-import msgspec
 import pytest
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.axes import AXES, AXIS, Domain, facts, parse_where
 from kvfuzz.model.layout import LAYOUTS, ORDERS, Geometry
 from kvfuzz.model.lower import lower
-from kvfuzz.model.scene import Sequence
+from kvfuzz.model.plan import Sequence
 
 
 def test_every_fact_is_a_level_of_its_axis(gather_scene, write_scene):
@@ -28,8 +27,8 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("layout", "order"), COMBINATIONS)
 @pytest.mark.parametrize("heads", [1, 2])
-def test_layout_and_order_are_read_off_the_fields(gather_scene, layout, order, heads):
-    scene = msgspec.structs.replace(
+def test_layout_and_order_are_read_off_the_fields(gather_scene, scene_with, layout, order, heads):
+    scene = scene_with(
         gather_scene,
         layout=layout,
         order=order,
@@ -40,14 +39,14 @@ def test_layout_and_order_are_read_off_the_fields(gather_scene, layout, order, h
     assert (shown["layout"], shown["order"]) == (layout, order)
 
 
-def test_facts_of_the_batch_follow_what_the_op_touches(gather_scene, write_scene):
+def test_facts_of_the_batch_follow_what_the_op_touches(gather_scene, write_scene, scene_with):
     shown = facts(lower(gather_scene))
     assert shown["blocks_used"] == "2+"
     assert shown["block_ids"] == "shuffled"
     assert shown["first_offset"] == "inside"
     assert facts(lower(write_scene))["padding"] == "some"
     assert facts(lower(write_scene))["rows"] == "gapped"
-    one = msgspec.structs.replace(gather_scene, sequences=(Sequence((0,), 0, 3),))
+    one = scene_with(gather_scene, sequences=(Sequence((0,), 0, 3),))
     assert facts(lower(one))["blocks_used"] == "1"
     assert facts(lower(one))["block_ids"] == "identity"
 

@@ -1,11 +1,11 @@
-import msgspec
 import pytest
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower, with_round_trip
-from kvfuzz.model.scene import Sequence, check
+from kvfuzz.model.plan import Sequence
+from kvfuzz.model.scene import check
 
 IMPOSSIBLE = {
     "op='nop'": {"op": "nop"},
@@ -30,9 +30,9 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("hint", IMPOSSIBLE)
-def test_an_impossible_scene_is_refused_in_one_line(gather_scene, hint):
+def test_an_impossible_scene_is_refused_in_one_line(gather_scene, scene_with, hint):
     with pytest.raises(UsageError) as error:
-        check(msgspec.structs.replace(gather_scene, **IMPOSSIBLE[hint]))
+        check(scene_with(gather_scene, **IMPOSSIBLE[hint]))
     assert hint in str(error.value)
     assert "\n" not in str(error.value)
 

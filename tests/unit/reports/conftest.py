@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from kvfuzz.model.axes import Domain
@@ -81,8 +80,3 @@ def summary() -> Summary:
         failed={},
         hazards=((Hazard("stray_read", "k, program 0, reads 4 bytes"), 7),),
     )
-
-
-@pytest.fixture
-def with_operation(write_scene: Scene) -> Callable[..., Scene]:
-    return lambda **changes: msgspec.structs.replace(write_scene, **changes)

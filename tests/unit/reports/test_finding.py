@@ -1,6 +1,5 @@
 """The text of a finding, by the sentences that a kernel engineer looks for."""
 
-import msgspec
 import pytest
 
 from kvfuzz.model.lower import lower
@@ -80,8 +79,10 @@ def test_a_stored_padding_row_is_called_one(write_scene, found):
     assert "row 0 is padding" in finding_text(found(write_scene, "frame", violation))
 
 
-def test_a_wrong_conversion_of_the_right_element_is_told_from_a_wrong_address(gather_scene, found):
-    scene = msgspec.structs.replace(gather_scene, cache_dtype="e4m3fn")
+def test_a_wrong_conversion_of_the_right_element_is_told_from_a_wrong_address(
+    gather_scene, scene_with, found
+):
+    scene = scene_with(gather_scene, cache_dtype="e4m3fn")
     case = lower(scene)
     place = Place("key_out", 0, "key_out", "", {"token": 0, "head": 0, "dim": 0})
     source = places.counterpart(case, place)
@@ -149,10 +150,10 @@ def test_counterparts_pair_every_row_with_its_slot_and_back(write_scene):
         assert back.coordinate == {"token": row, "head": 1, "dim": 9}
 
 
-def test_the_first_content_of_an_element_is_that_of_the_worker(write_scene):
+def test_the_first_content_of_an_element_is_that_of_the_worker(write_scene, scene_with):
     from kvfuzz.engine.worker.fill import filled
 
-    scene = msgspec.structs.replace(write_scene, cache_dtype="e5m2")
+    scene = scene_with(write_scene, cache_dtype="e5m2")
     case = lower(scene)
     for name, coordinate in (
         ("k", {"block": 1, "head": 1, "token": 3, "dim": 5}),
