@@ -1,0 +1,94 @@
+"""What strategies draw: possible scenes inside the domain, every level, mostly several blocks."""
+
+from collections import Counter
+
+import pytest
+
+from kvfuzz.engine.explore import Deadline, Exploration
+from kvfuzz.engine.findings import size_of
+from kvfuzz.errors import UsageError
+from kvfuzz.model import case as cases
+from kvfuzz.model.axes import AXES, Domain, facts
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.lower import lower, with_round_trip
+from kvfuzz.model.scene import OPS
+from kvfuzz.strategies import scenes
+from kvfuzz.strategies.formats import allowed_formats
+
+
+def drawn(op, domain, count, seed=0):
+    collected = []
+
+    def collect(scene):
+        collected.append(scene)
+        return False
+
+    exploration = Exploration(scenes(op, domain), collect, random_seed=seed, size_of=size_of)
+    exploration.next_failure(Deadline(120, count), shrink_s=0)
+    return collected
+
+
+@pytest.fixture(scope="module", params=OPS)
+def many(request):
+    """(op, 800 scenes of its whole domain)."""
+    return request.param, drawn(request.param, Domain().narrowed(request.param), 800)
+
+
+def test_every_drawn_scene_lowers_to_a_possible_case(many):
+    for scene in many[1]:
+        case = lower(scene)
+        cases.check(case)
+        cases.check(with_round_trip(case))
+
+
+def test_every_level_of_every_axis_is_drawn_and_nothing_outside(many):
+    op, collected = many
+    shown = Counter(fact for scene in collected for fact in facts(lower(scene)).items())
+    expected = {(axis.name, level) for axis in AXES for level in axis.levels_for(op)}
+    assert shown.keys() == expected
+
+
+def test_most_cases_use_several_blocks_in_shuffled_order_and_strides_that_are_not_dense(many):
+    shown = [facts(lower(scene)) for scene in many[1]]
+    for axis, level in (("blocks_used", "2+"), ("block_ids", "shuffled"), ("strides", "not_dense")):
+        assert sum(each[axis] == level for each in shown) > len(shown) / 2
+
+
+def test_under_five_in_a_hundred_draws_fall_outside_a_domain():
+    domain = Domain(
+        allowed={"order": ("nhd", "shuffle"), "block_size": ("16", "784"), "head_size": ("64",)},
+        forbidden=({"layout": ("hybrid",), "order": ("shuffle",)},),
+    ).narrowed("gather_cache")
+    refused = [
+        scene
+        for scene in drawn("gather_cache", domain, 300)
+        if domain.refusal(facts(lower(scene))) is not None
+    ]
+    assert len(refused) < 15
+
+
+def test_fp8_scales_of_k_and_v_differ_unless_both_are_one(many):
+    for scene in many[1]:
+        if DTYPES[scene.attention.cache_dtype].is_fp8 and scene.k_scale != 0x3F800000:
+            assert scene.k_scale != scene.v_scale
+
+
+def test_stored_and_loaded_values_stay_in_range(many):
+    fp32 = DTYPES["fp32"]
+    for scene in many[1]:
+        cache, model = DTYPES[scene.attention.cache_dtype], DTYPES[scene.model_dtype]
+        largest_scale = max(fp32.decode(scene.k_scale), fp32.decode(scene.v_scale))
+        if cache.is_fp8:
+            assert cache.max_finite * largest_scale <= model.max_finite
+
+
+def test_two_streams_of_one_seed_are_equal_and_of_two_seeds_are_not():
+    first = drawn("gather_cache", Domain(), 30, seed=3)
+    assert drawn("gather_cache", Domain(), 30, seed=3) == first
+    assert drawn("gather_cache", Domain(), 30, seed=4) != first
+
+
+def test_a_domain_that_leaves_no_format_is_refused_by_its_levels():
+    domain = Domain(allowed={"cache_dtype": ("fp32",), "model_dtype": ("bf16",)})
+    with pytest.raises(UsageError, match=r"no format fits .*cache_dtype=fp32, model_dtype=bf16"):
+        allowed_formats(domain)
