@@ -67,7 +67,10 @@ def execute(
 
         seen = lane.observe(run_steps, poison=poison, origins=origins)
         after = {name: buffer.clone() for name, buffer in buffers.items()}
-        broken = {name: at for name in buffers if (at := _broken_guard(lane, name)) is not None}
+        guards = {
+            name: broken_guard(lane.guard(name), data.numel()) for name, data in before.items()
+        }
+        broken = {name: at for name, at in guards.items() if at is not None}
     finally:
         lane.release()
     error, refused, unsupported = _classified(seen, [adapter for adapter, _, _ in calls])
@@ -93,13 +96,13 @@ def _tensors(case: Case, step: Step, buffers: Mapping[str, Tensor]) -> dict[str,
     return {parameter: view(buffers[each.buffer], each) for parameter, each in views.items()}
 
 
-def _broken_guard(lane: Lane, name: str) -> int | None:
-    guard = lane.guard(name)
+def broken_guard(guard: Tensor, nbytes: int) -> int | None:
+    """The first changed byte of both guard zones, relative to the start of their buffer."""
     changed = torch.nonzero(guard != GUARD_VALUE)
     if not len(changed):
         return None
-    at = int(changed[0])
-    return at - GUARD_BYTES if at < GUARD_BYTES else at
+    at = int(changed[0]) - GUARD_BYTES
+    return at if at < 0 else at + nbytes
 
 
 def _classified(seen: Seen, adapters: list[Adapter]) -> tuple[str, str, str]:
