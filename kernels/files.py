@@ -1,11 +1,15 @@
-"""Targets in a file of the user's: `path/to/file.py:function`."""
+"""Targets in a file of the user's: `path/to/file.py:function`.
+
+A writer that quantises by the reciprocal says so in its file, `KVFUZZ_QUOTIENT = "x*(1/s)"`: the
+declaration is part of the source, so that a seed replays by it.
+"""
 
 import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from kvfuzz.errors import NotCheckedError, UsageError
 from kvfuzz.kernels.adapter import Adapter
@@ -13,7 +17,9 @@ from kvfuzz.kernels.contracts import CONTRACTS, bind, objections
 from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.own import INVERSE, content_of
 from kvfuzz.model.axes import Domain, nearest
-from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
+from kvfuzz.model.target import Quantise, Quotient, TargetInfo, TargetSpec
+
+DECLARATION = "KVFUZZ_QUOTIENT"
 
 
 def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
@@ -29,7 +35,8 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         raise UsageError(f"target {spec.name}: no file {file}")
     source = path.read_bytes()
     content = content_of(source)
-    function = _function(_import(path, content), name, spec.name)
+    module = _import(path, content)
+    function = _function(module, name, spec.name)
     op = spec.op or _op_of(function, spec.name)
     if op not in CONTRACTS:
         raise UsageError(f"--op {op}: no such op; {nearest(op, CONTRACTS)}")
@@ -41,11 +48,21 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
             allowed={"cache_dtype": formats_of(arch)},
             source=f"a file target claims all that Triton can do on {arch}; narrow it by --where",
         ),
-        quantise=Quantise("x/s", "taken for granted of a file target"),
+        quantise=_quantise(module, spec.name),
         partner=INVERSE[op],
         content=content,
     )
     return Adapter(info, bind(function, op), (NotImplementedError,))
+
+
+def _quantise(module: ModuleType, target: str) -> Quantise:
+    declared: Quotient = getattr(module, DECLARATION, "x/s")
+    known = get_args(Quotient)
+    if declared not in known:
+        raise UsageError(
+            f"target {target}: {DECLARATION}={declared!r}, expected {' or '.join(known)}"
+        )
+    return Quantise(declared, f"{DECLARATION} of the file, x/s where it declares none")
 
 
 def _import(path: Path, content: str) -> ModuleType:

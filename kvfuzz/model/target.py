@@ -9,6 +9,8 @@ import msgspec
 
 from kvfuzz.model.axes import Domain
 
+Quotient = Literal["x/s", "x*(1/s)"]
+
 
 class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a write target turns x into a cache element; the oracle has one exact form for each.
@@ -17,7 +19,7 @@ class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     range the oracle saturates; strategies stay inside it, since not every target does.
     """
 
-    quotient: Literal["x/s", "x*(1/s)"] = "x/s"
+    quotient: Quotient = "x/s"
     source: str = ""
 
 

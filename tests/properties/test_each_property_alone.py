@@ -134,3 +134,26 @@ def test_a_round_trip_that_fails_alone_blames_the_partner(cpu_lane, write_scene)
     (failed,) = Judge(target, partner, cpu_lane).verdict(lower(write_scene)).failed
     assert failed.name == "roundtrip"
     assert "mutant:hardcoded_block_stride, and it is at fault" in failed.violation.message
+
+
+RECIPROCAL = (
+    "quotient = tl.div_rn(x.to(tl.float32), scale)",
+    "quotient = x.to(tl.float32) * tl.div_rn(1.0, scale)",
+)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_file_declares_how_its_writer_divides(judge, edited, case_of, declared):
+    changes = [RECIPROCAL]
+    if declared:
+        changes.append(("FP8_MAX = {", 'KVFUZZ_QUOTIENT = "x*(1/s)"\nFP8_MAX = {'))
+    target = edited("kernels/builtin/reshape_and_cache.py", "reshape_and_cache", *changes)
+    ties = {
+        "cache_dtype": "e4m3fnuz",
+        "model_dtype": "fp32",
+        "values": "ties",
+        "k_scale": 0x3F99999A,
+        "v_scale": 0x3DCCCCCD,
+    }
+    failed = judge(target).verdict(case_of("reshape_and_cache", ties)).failed
+    assert bool(failed) is not declared

@@ -163,3 +163,13 @@ def test_an_entry_point_adds_a_target(monkeypatch):
     assert catalogue.list_targets()[-1] == ("theirs", "", "their.module:make")
     with pytest.raises(UsageError, match=r"did you mean theirs\?"):
         resolve(TargetSpec("their"))
+
+
+def test_an_unknown_quotient_of_a_file_is_refused(tmp_path):
+    path = tmp_path / "k.py"
+    path.write_text(
+        "KVFUZZ_QUOTIENT = 's/x'\n"
+        "def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping): ...\n"
+    )
+    with pytest.raises(UsageError, match=r"KVFUZZ_QUOTIENT='s/x', expected x/s or x\*\(1/s\)"):
+        resolve(TargetSpec(f"{path}:reshape_and_cache"))
