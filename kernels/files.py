@@ -74,7 +74,7 @@ def _import(path: Path, content: str) -> ModuleType:
     sys.modules[name] = module
     try:
         specification.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:  # a script that ends in sys.exit, too
         del sys.modules[name]
         raise NotCheckedError(
             f"target {path} does not import: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""All properties, in the order in which a finding is named after them."""
+"""All properties, in the order of `kvfuzz.model.verdict.PROPERTY_NAMES`."""
 
 from kvfuzz.oracles import access, relations, stored_bytes
 from kvfuzz.oracles.properties import Property

@@ -37,6 +37,8 @@ def summary_lines(summary: Summary, started: Started | None = None) -> list[str]
     lines = [_verdict_line(summary)]
     if summary.refused:
         lines += columns([(f"{count(summary.refused, 'case')} refused by the target",)])
+    if summary.undecided:
+        lines += columns([(f"{count(summary.undecided, 'case')} of which nothing was checked",)])
     if summary.rejected:
         outside = f"{count(summary.rejected, 'draw')} outside the domain or --where, never run"
         lines += columns([(outside,)])

@@ -99,7 +99,7 @@ def subject_rows(seed: Seed, result: PropertyResult) -> Pairs:
         ("lane", f"{seed.provenance.lane}, arch {seed.provenance.arch}"),
         ("must hold", words(result.name).meaning),
     ]
-    layer = place.layer if place and place.layer else seed.case.fields[0].layer
+    layer = place.layer if place and place.layer else seed.case.scene.layer
     view = f"; {place.field or 'no element'} in buffer {place.buffer}" if place else ""
     rows.append(
         ("layer", f"{layer}, layout {scene.attention.layout}, order {scene.attention.order}{view}")

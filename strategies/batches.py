@@ -2,19 +2,28 @@
 
 Block ids are shuffled and mostly not adjacent, runs begin inside a block as often as at its edge,
 and cross into the next block about every second time, since nearly every addressing bug needs a
-second block to show.
+second block to show. Most batches are small; some have what engines have: runs that start many
+blocks deep or span many, wide tables, and ids far above the number of blocks in use.
 """
 
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from kvfuzz.model.layout import Geometry
 from kvfuzz.model.plan import Batch, Sequence
 
 MAX_SEQUENCES = 3
-MAX_RUN = 24
-MAX_BLOCKS_PER_SEQUENCE = 6
-MAX_SKIPPED_BLOCKS = 2
+SHORT_RUN, LONG_RUN = 24, 200
+NEAR, DEEP = 2, 48
+"""Blocks before a run starts: few as a rule, many as in the chunks of a long prompt."""
+WIDE = 64
+"""Unused columns of a block table, at most."""
+CACHE_BYTES = 1 << 21
+"""Bytes of a cache that is made larger than its batch needs, about."""
+RUN_ELEMENTS = 1 << 14
+"""Elements of one side of a long run, about."""
+MOST_BLOCKS = 1 << 16
 
 
 class Occupancy(msgspec.Struct, frozen=True):
@@ -33,39 +42,63 @@ class Run(msgspec.Struct, frozen=True):
     num_blocks: int
 
 
+def mostly(usual: SearchStrategy[int], rare: SearchStrategy[int]) -> SearchStrategy[int]:
+    """`usual` five times of six."""
+    return st.sampled_from((usual,) * 5 + (rare,)).flatmap(lambda chosen: chosen)
+
+
 @st.composite
-def runs(draw: DrawFn, block_size: int) -> Run:
-    """A run of at least one token, in a sequence of just enough blocks."""
-    skipped = draw(st.integers(0, MAX_SKIPPED_BLOCKS))
-    offsets = st.one_of(st.just(0), st.just(block_size - 1), st.integers(0, block_size - 1))
-    start = skipped * block_size + draw(offsets)
-    capacity = MAX_BLOCKS_PER_SEQUENCE * block_size - start
-    length = draw(st.integers(1, min(MAX_RUN, capacity)))
-    return Run(start, length, -(-(start + length) // block_size))
+def runs(draw: DrawFn, page: Geometry, *, room: int) -> Run:
+    """A run of at least one token, in a sequence of just enough blocks.
+
+    `room` is how many blocks the cache may have, about.
+    """
+    n = page.block_size
+    deep = max(NEAR, min(DEEP, room // MAX_SEQUENCES - 2))
+    skipped = draw(mostly(st.integers(0, NEAR), st.integers(0, deep)))
+    offsets = st.one_of(st.just(0), st.just(n - 1), st.integers(0, n - 1))
+    start = skipped * n + draw(offsets)
+    long = min(LONG_RUN, RUN_ELEMENTS // (page.num_kv_heads * page.head_size), 8 * n)
+    longest = st.integers(1, max(long, 1))
+    length = draw(mostly(st.integers(1, min(SHORT_RUN, 6 * n)), longest))
+    return Run(start, length, -(-(start + length) // n))
 
 
 @st.composite
 def occupancies(
-    draw: DrawFn, block_size: int, *, hybrid: bool = False, padding: bool = False
+    draw: DrawFn, page: Geometry, page_bytes: int, *, hybrid: bool = False, padding: bool = False
 ) -> Occupancy:
     """A batch over shuffled blocks; a hybrid allocation gives some blocks to Mamba state.
 
-    `padding` asks for padding rows, about every second time.
+    `page` has the sizes of one block and `page_bytes` its bytes, K and V together. `padding` asks
+    for padding rows, about every second time.
     """
-    drawn = draw(st.lists(runs(block_size), min_size=1, max_size=MAX_SEQUENCES))
+    room = min(CACHE_BYTES // page_bytes, MOST_BLOCKS)
+    drawn = draw(st.lists(runs(page, room=room), min_size=1, max_size=MAX_SEQUENCES))
     used = sum(run.num_blocks for run in drawn)
     num_state = draw(st.integers(1, 2)) if hybrid else 0
-    num_blocks = used + num_state + draw(st.integers(0, 2))
-    ids = draw(st.permutations(range(num_blocks)))
+    spare = mostly(st.integers(0, 2), st.integers(0, max(2, room - used)))
+    num_blocks = used + num_state + draw(spare)
+    needed = used + num_state
+    ids = draw(_distinct(needed, num_blocks))
     sequences, at = [], 0
     for run in drawn:
         sequences.append(Sequence(tuple(ids[at : at + run.num_blocks]), run.start, run.length))
         at += run.num_blocks
-    width = max(run.num_blocks for run in drawn) + draw(st.integers(0, 2))
+    unused = mostly(st.integers(0, 2), st.integers(0, WIDE))
+    width = max(run.num_blocks for run in drawn) + draw(unused)
     num_tokens = sum(run.length for run in drawn)
     rows = draw(padding_rows(num_tokens)) if padding else ()
     batch = Batch(tuple(sequences), rows, width)
     return Occupancy(batch, num_blocks, tuple(sorted(ids[at : at + num_state])))
+
+
+def _distinct(count: int, below: int) -> SearchStrategy[list[int]]:
+    """`count` different integers of `range(below)` in any order."""
+    if below <= 2 * count:
+        return st.permutations(range(below)).map(lambda ids: list(ids[:count]))
+    ids = st.integers(0, below - 1)
+    return st.lists(ids, min_size=count, max_size=count, unique=True)
 
 
 @st.composite

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
@@ -31,7 +31,8 @@ def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
         page = draw(page_geometries(domain, format))
         occupancy = draw(
             occupancies(
-                page.block_size,
+                page,
+                _page_bytes(page, format),
                 hybrid=format.layout == "hybrid",
                 padding=writes and "some" in domain.levels("padding"),
             )
@@ -58,6 +59,11 @@ def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
         )
 
     return draw_scene()
+
+
+def _page_bytes(page: Geometry, format: Format) -> int:
+    elements = 2 * page.block_size * page.num_kv_heads * page.head_size
+    return elements * itemsize(format.cache_dtype)
 
 
 def _plan(format: Format, page: Geometry, occupancy: Occupancy) -> Plan:

@@ -16,15 +16,17 @@ _PREFIX = "kvfuzz-triton-"
 class Scratch:
     """A directory that is emptied whenever a kernel was loaded, and removed by `close`.
 
-    A process that is killed leaves an empty directory, which the next one to start removes. One
-    that is still in use does no harm by going: Triton makes it again.
+    Its name holds the process id. A process that is killed leaves its directory, which the next
+    one to start removes; the directory of a living process is never touched, since Triton creates
+    and writes into it without looking twice.
     """
 
     def __init__(self) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            with suppress(OSError):
-                left.rmdir()
-        self.path = tempfile.mkdtemp(prefix=_PREFIX)
+            owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+            if owner.isdigit() and not _alive(int(owner)):
+                shutil.rmtree(left, ignore_errors=True)
+        self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
 
     def empty(self) -> None:
         """Remove the files of past compilations."""
@@ -35,3 +37,13 @@ class Scratch:
     def close(self) -> None:
         """Remove the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -27,7 +27,7 @@ from kvfuzz.engine.pool import Worker
 from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
-from kvfuzz.errors import Exit, NotCheckedError
+from kvfuzz.errors import Exit, KvfuzzError, NotCheckedError
 from kvfuzz.model.axes import Domain, Levels, facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.events import Event, Found, Progress, Started
@@ -37,8 +37,8 @@ from kvfuzz.model.target import TargetSpec
 from kvfuzz.model.verdict import Verdict
 from kvfuzz.strategies import scenes
 
-MOST_REFUSED = 0.05
-"""A campaign whose target refuses more of its cases than this has not checked what it claims."""
+MOST_UNCHECKED = 0.05
+"""A campaign that leaves more of its cases undecided than this has not checked what it claims."""
 MOST_REJECTED = 1000
 """Draws outside `--where`, without one inside, after which levels are taken to be impossible."""
 PROGRESS_INTERVAL_S = 0.1
@@ -90,30 +90,27 @@ class Campaign:
             self._target = description.info.name
             self._deadline = Deadline(options.budget_s, options.max_cases)
             self._emit(self._started(description))
-            ended_by = "interrupted"
             try:
                 ended_by = self._search(worker, description)
             except KeyboardInterrupt:
-                pass
-            finally:
-                elapsed_s = self._deadline.elapsed_s
-                self._emit(tally.summary(elapsed_s=elapsed_s, ended_by=ended_by))
+                ended_by = "interrupted"
+            except KvfuzzError:
+                if tally.executed:
+                    self._summarise("error")
+                raise
+            self._summarise(ended_by)
         self._journal.close()
         if tally.findings:
             return Exit.FINDING
         if ended_by == "interrupted":
             return Exit.INTERRUPTED
-        if tally.refused > MOST_REFUSED * tally.executed:
-            raise NotCheckedError(
-                f"the target refused {tally.refused} of {tally.executed} cases, more than "
-                f"{MOST_REFUSED:.0%}: its declared domain is too wide"
-            )
-        if tally.decided_nothing:
-            raise NotCheckedError(
-                f"no case was checked: {tally.executed} executed, {tally.rejected} draws outside "
-                "--where; its levels may exclude each other, or raise --budget or --max-cases"
-            )
+        if unchecked := tally.unchecked(MOST_UNCHECKED):
+            raise NotCheckedError(unchecked)
         return Exit.CLEAN
+
+    def _summarise(self, ended_by: str) -> None:
+        elapsed_s = self._deadline.elapsed_s
+        self._emit(self._tally.summary(elapsed_s=elapsed_s, ended_by=ended_by))
 
     def _started(self, description: Description) -> Started:
         options = self._options

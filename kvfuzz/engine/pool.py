@@ -5,6 +5,7 @@ failed `crash` property and goes on with a fresh worker.
 """
 
 import multiprocessing
+import os
 import signal
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -12,7 +13,14 @@ from types import TracebackType
 import msgspec
 from pebble import ProcessExpired, ProcessPool
 
-from kvfuzz.engine.worker.entry import Description, WorkerConfig, check, describe, silence
+from kvfuzz.engine.worker.entry import (
+    DIED_WITHOUT_ERROR,
+    Description,
+    WorkerConfig,
+    check,
+    describe,
+    settle,
+)
 from kvfuzz.errors import InfrastructureError, KvfuzzError
 from kvfuzz.model.case import Case
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
@@ -30,7 +38,7 @@ class Worker:
         self._pool = ProcessPool(
             max_workers=1,
             context=multiprocessing.get_context("spawn"),
-            initializer=silence,
+            initializer=settle,
         )
         self._started = False
         self._spawn()
@@ -42,7 +50,7 @@ class Worker:
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._pool.schedule(silence).result()
+            self._pool.schedule(os.getpid).result()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -75,6 +83,12 @@ class Worker:
             raise InfrastructureError(
                 f"the worker did not load the target within {START_TIMEOUT_S:.0f} s"
             ) from None
+        except (KvfuzzError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise InfrastructureError(
+                f"the worker failed while loading the target: {type(error).__name__}: {error}"
+            ) from error
         self._started = True
         return description
 
@@ -92,18 +106,19 @@ class Worker:
         except FutureTimeout:
             self._started = False
             return _fatal(f"the target hung: no end after {self._timeout:g} s (--case-timeout)")
-        except KvfuzzError:
+        except (KvfuzzError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             # The worker judges the target's exceptions itself, so this one is kvfuzz's own.
             raise InfrastructureError(
-                f"kvfuzz itself failed on a case: {type(error).__name__}: {error}; "
-                "the case is in the journal of the output folder"
+                f"kvfuzz itself failed on a case: {type(error).__name__}: {error}"
             ) from error
 
 
 def _cause(death: ProcessExpired) -> str:
     code = death.exitcode
+    if code == DIED_WITHOUT_ERROR:
+        return "ended its process with os._exit(0)"
     if code < 0:
         name = signal.Signals(-code).name
         return f"killed its process with {name}"

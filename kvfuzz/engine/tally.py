@@ -15,8 +15,11 @@ class Tally:
     def __init__(self) -> None:
         self.executed = 0
         self.refused = 0
+        self._last_refusal = ""
         self.rejected = 0
         """Draws outside `--where` or the domain, never run."""
+        self.undecided = 0
+        """Cases of which no property was checked, refused ones not counted."""
         self.findings = 0
         self._facts: dict[str, Counter[str]] = defaultdict(Counter)
         self._passed: Counter[str] = Counter()
@@ -24,19 +27,41 @@ class Tally:
         self._not_checked: dict[str, Counter[str]] = defaultdict(Counter)
         self._hazards: Counter[Hazard] = Counter()
 
-    @property
-    def decided_nothing(self) -> bool:
-        """Whether no property of any case passed or failed."""
-        return not self._passed and not self.findings
+    def unchecked(self, most: float) -> str:
+        """Why a campaign without a finding is not clean, or nothing.
+
+        `most` is the share of cases that may be refused, or left undecided, at most.
+        """
+        if self.refused > most * self.executed:
+            return (
+                f"the target refused {self.refused} of {self.executed} cases, more than {most:.0%} "
+                f"({self._last_refusal}); narrow its domain, or --where"
+            )
+        if self.undecided > most * self.executed:
+            reason = next(iter(next(iter(self._not_checked.values()))))
+            return (
+                f"no property was checked of {self.undecided} of {self.executed} cases, more than "
+                f"{most:.0%} ({reason}); narrow --where to what can be"
+            )
+        if not self._passed:
+            return (
+                f"no case was checked: {self.executed} executed, {self.rejected} draws outside "
+                "--where; its levels may exclude each other, or raise --budget or --max-cases"
+            )
+        return ""
 
     def count(self, shown: dict[str, str], verdict: Verdict) -> None:
         """Add a case with the facts `shown`. Hazards of a failing case are part of its failure."""
         self.executed += 1
         if verdict.refused:
             self.refused += 1
+            self._last_refusal = verdict.refused
             return
-        for axis, level in shown.items():
-            self._facts[axis][level] += 1
+        if all(result.outcome == "not_checked" for result in verdict.results):
+            self.undecided += 1
+        else:
+            for axis, level in shown.items():
+                self._facts[axis][level] += 1
         for result in verdict.results:
             if result.outcome == "passed":
                 self._passed[result.name] += 1
@@ -54,6 +79,7 @@ class Tally:
         return Summary(
             cases=self.executed,
             refused=self.refused,
+            undecided=self.undecided,
             rejected=self.rejected,
             findings=self.findings,
             elapsed_s=elapsed_s,

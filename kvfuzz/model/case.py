@@ -12,11 +12,12 @@ import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES, itemsize
-from kvfuzz.model.fill import Fill, IntegerFill
+from kvfuzz.model.fill import Fill, FloatFill, IntegerFill, TieFill
 from kvfuzz.model.layout import Field, Geometry
 from kvfuzz.model.scene import Scene
 
-Access = Literal["read", "write"]
+MOST_BYTES = 1 << 34
+"""Largest buffer of a case: what is larger is a slip in a seed, not a test."""
 
 
 class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +118,28 @@ def _require(condition: bool, what: str) -> None:
         raise UsageError(f"impossible case: {what}")
 
 
+def _check_fill(buffer: Buffer) -> None:
+    fill, where = buffer.fill, f"fill of buffer {buffer.name}"
+    if isinstance(fill, IntegerFill):
+        bits = 8 * itemsize(fill.dtype) if fill.dtype in DTYPES | INTEGER_SIZES else 0
+        fits = all(-(1 << bits >> 1) <= value < 1 << bits for value in fill.values)
+        _require(fits, f"{where}: a value does not fit {fill.dtype}")
+        return
+    _require(0 <= fill.seed < 1 << 64, f"{where}: seed={fill.seed}, expected 0 to 2**64 - 1")
+    if isinstance(fill, FloatFill | TieFill):
+        _require(
+            fill.dtype in DTYPES and not DTYPES[fill.dtype].is_fp8,
+            f"{where}: dtype={fill.dtype!r}, expected fp32, bf16 or fp16",
+        )
+    if isinstance(fill, FloatFill):
+        top = (1 << DTYPES[fill.dtype].exponent_bits) - 1
+        _require(0 <= fill.low <= fill.high < top, f"{where}: {fill.low}..{fill.high}")
+    if isinstance(fill, TieFill):
+        known = fill.cache_dtype in DTYPES and DTYPES[fill.cache_dtype].is_fp8
+        _require(known, f"{where}: cache_dtype={fill.cache_dtype!r}, expected an fp8 format")
+        _require(0 < fill.scale < 0x7F800000, f"{where}: scale=0x{fill.scale:08x}")
+
+
 def check(case: Case) -> None:
     """Raise UsageError with the first thing that makes `case` impossible to execute."""
     sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
@@ -128,7 +151,11 @@ def check(case: Case) -> None:
         _require(len(set(names)) == len(names), f"two parts share a name among {names}")
     known = DTYPES.keys() | INTEGER_SIZES.keys()
     for buffer in case.buffers:
-        _require(buffer.nbytes >= 1, f"buffer {buffer.name}: nbytes={buffer.nbytes}")
+        _require(
+            1 <= buffer.nbytes <= MOST_BYTES,
+            f"buffer {buffer.name}: nbytes={buffer.nbytes}, expected 1 to {MOST_BYTES}",
+        )
+        _check_fill(buffer)
         if isinstance(buffer.fill, IntegerFill):
             _require(buffer.fill.dtype in known, f"buffer {buffer.name}: dtype {buffer.fill.dtype}")
             written = len(buffer.fill.values) * itemsize(buffer.fill.dtype)

@@ -49,6 +49,8 @@ class Summary(msgspec.Struct, frozen=True, tag=True):
 
     cases: int
     refused: int
+    undecided: int
+    """Cases of which no property was checked, for what the lane lacks."""
     rejected: int
     """Draws outside `--where`, never run."""
     findings: int

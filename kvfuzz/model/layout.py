@@ -43,8 +43,8 @@ class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     For an activation (key, value) `token` counts the rows of the batch; for a cache field it
     counts tokens inside a block. `layer` names the layer whose cache this is, or is empty.
-    `blocks` are the block ids that belong to the field where several layers divide one
-    allocation's blocks among them; empty means all.
+    `blocks` are the block ids that belong to the field where it has some of an allocation's
+    blocks only; empty means all. A field that names its blocks stands before one that does not.
     """
 
     name: str

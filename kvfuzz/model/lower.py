@@ -7,16 +7,13 @@ is not named must survive. `with_round_trip` appends the inverse op to a lowered
 
 import math
 
-import msgspec
-
 from kvfuzz.model.case import Buffer, Case, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, TieFill, word
 from kvfuzz.model.layout import Axis, Field, Geometry, Term, cache_fields
 from kvfuzz.model.plan import StateLayer
 from kvfuzz.model.scene import Scene, check
-
-PAD_SLOT_ID = -1
+from kvfuzz.model.steps import PAD_SLOT_ID
 
 Parts = tuple[list[Buffer], list[Field], list[TensorView], Step]
 """What an op adds to the cache: its own buffers, fields and views, and the step."""
@@ -39,7 +36,8 @@ def lower(scene: Scene) -> Case:
     states = scene.plan.states(layer.allocation)
     if states:
         page = nbytes // layer.geometry.num_blocks
-        fields = [*_attention_only(fields, scene), *(_state(each, scene, page) for each in states)]
+        # First, so that a byte of their blocks is theirs: K and V are defined over all blocks.
+        fields = [*(_state(each, scene, page) for each in states), k, v]
     cache = Buffer(layer.allocation, nbytes, ByteFill(scene.fill_seed))
     views = [
         _cache_view("key_cache", k, layer.geometry, layer.order),
@@ -64,13 +62,6 @@ def slots(scene: Scene) -> tuple[int, ...]:
         for sequence in scene.batch.sequences
         for p in range(sequence.start, sequence.start + sequence.length)
     )
-
-
-def _attention_only(fields: list[Field], scene: Scene) -> list[Field]:
-    blocks = tuple(
-        b for b in range(scene.attention.geometry.num_blocks) if b not in scene.state_blocks
-    )
-    return [msgspec.structs.replace(field, blocks=blocks) for field in fields]
 
 
 def _state(layer: StateLayer, scene: Scene, page: int) -> Field:

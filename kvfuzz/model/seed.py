@@ -15,9 +15,11 @@ import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
+from kvfuzz.model.axes import nearest
 from kvfuzz.model.case import Case
 from kvfuzz.model.fill import ALGORITHM
-from kvfuzz.model.verdict import Launch
+from kvfuzz.model.steps import check_steps
+from kvfuzz.model.verdict import PROPERTY_NAMES, Launch
 
 SCHEMA = 1
 
@@ -78,7 +80,7 @@ def load(data: bytes, *, where: str) -> Seed:
     """
     try:
         raw = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"seed {where}: not JSON ({error})") from None
     version = raw.get("schema") if isinstance(raw, dict) else None
     if not isinstance(version, int) or version < 1:
@@ -97,8 +99,15 @@ def load(data: bytes, *, where: str) -> Seed:
         raise UsageError(f"seed {where}: {error}") from None
     if seed.fill != ALGORITHM:
         raise UsageError(f"seed {where}: fill={seed.fill!r}, expected {ALGORITHM!r}")
+    if seed.property not in PROPERTY_NAMES:
+        raise UsageError(
+            f"seed {where}: property={seed.property!r}; {nearest(seed.property, PROPERTY_NAMES)}"
+        )
     try:
         cases.check(seed.case)
-    except UsageError as error:
+        check_steps(seed.case)
+    except (UsageError, OverflowError) as error:
         raise UsageError(f"seed {where}: {error}") from None
+    if seed.case.steps[0].op != seed.op:
+        raise UsageError(f"seed {where}: op={seed.op!r} with a step of {seed.case.steps[0].op}")
     return seed

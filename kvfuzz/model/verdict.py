@@ -8,6 +8,18 @@ from typing import Literal
 
 import msgspec
 
+PROPERTY_NAMES: tuple[str, ...] = (
+    "crash",
+    "oracle",
+    "complete",
+    "frame",
+    "immutable",
+    "bounds",
+    "roundtrip",
+    "determinism",
+)
+"""Every property, in the order in which a finding is named after them."""
+
 Outcome = Literal["passed", "failed", "not_checked"]
 
 

@@ -47,7 +47,7 @@ class CheckedCpuLane:
         with self._lane.observe(trace_origins=origins) as access:
             try:
                 call()
-            except Exception as raised:
+            except BaseException as raised:  # sys.exit in a target is no end of the worker
                 error = raised
             return self._seen(access, error, origins)
 

@@ -43,9 +43,18 @@ class Description(msgspec.Struct, frozen=True):
     environment: Environment
 
 
-def silence() -> None:
-    """Keep a target's prints off the parent's output: the worker's stdout goes to stderr."""
+DIED_WITHOUT_ERROR = 113
+"""Exit code of a worker whose target called os._exit(0): the pool would take 0 for a normal end."""
+
+
+def settle() -> None:
+    """Make a fresh process a worker that its target cannot easily get out of.
+
+    Prints go to stderr, off the parent's output; an exit without an error becomes one.
+    """
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    leave = os._exit
+    os._exit = lambda status: leave(status or DIED_WITHOUT_ERROR)
 
 
 @lru_cache(maxsize=1)

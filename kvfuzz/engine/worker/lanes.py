@@ -111,7 +111,7 @@ class GpuLane:
         try:
             call()
             torch.cuda.synchronize()
-        except Exception as error:
+        except BaseException as error:  # sys.exit in a target is no end of the worker
             return Seen(error=error)
         return Seen()
 

@@ -1,4 +1,5 @@
 # ruff: noqa: N803 (constexpr parameters of Triton kernels are upper case)
+import os
 import subprocess
 import sys
 import tempfile
@@ -152,14 +153,18 @@ def test_compilations_leave_no_files_behind(active_lane, lane, buffer):
     lane.activate()
 
 
-def test_an_empty_directory_of_a_killed_process_is_cleared_away(tmp_path, monkeypatch):
+def test_the_directory_of_a_dead_process_is_cleared_away_and_no_living_one(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for name in ("kvfuzz-triton-dead", "kvfuzz-triton-busy", "other"):
+    dead, other = "kvfuzz-triton-4194303-x", "kvfuzz-triton-someone"
+    living = f"kvfuzz-triton-{os.getppid()}-y"
+    for name in (dead, living, other):
         (tmp_path / name).mkdir()
-    (tmp_path / "kvfuzz-triton-busy" / "kernel").mkdir()
+    (tmp_path / dead / "kernel").mkdir()
     scratch = Scratch()
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"kvfuzz-triton-busy", "other", Path(scratch.path).name}
+    assert names == {living, other, Path(scratch.path).name}
+    Scratch().close()  # a second worker starts: the empty directory of the first stays
+    assert Path(scratch.path).is_dir()
     scratch.close()
 
 

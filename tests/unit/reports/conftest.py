@@ -70,6 +70,7 @@ def summary() -> Summary:
     return Summary(
         cases=40,
         refused=0,
+        undecided=0,
         rejected=3,
         findings=0,
         elapsed_s=12.0,
