@@ -123,7 +123,11 @@ def objections(function: Callable[..., object], op: str) -> tuple[str, ...]:
             for parameter in parameters
             if parameter.default is parameter.empty and not contract.canonical(parameter.name)
         ),
-        *(f"takes no {name}" for name in contract.required if name not in taken),
+        *(
+            f"takes no {name}"
+            for name in contract.required
+            if name not in taken and not _takes_keywords(function)
+        ),
     )
 
 
@@ -144,6 +148,7 @@ def bind(function: Callable[..., object], op: str) -> Call:
         for parameter in _parameters(function)
         if (name := contract.canonical(parameter.name))
     ]
+    forwarded = _forwarded(function, contract, {name for _, name in plan})
 
     def call(tensors: Tensors, scalars: Scalars) -> None:
         positional: list[Any] = []
@@ -157,6 +162,22 @@ def bind(function: Callable[..., object], op: str) -> Call:
                 positional.append(value)
             else:
                 named[parameter.name] = value
+        for name in forwarded:
+            named[name] = tensors[name] if name in tensors else scalars[name]
         function(*positional, **named)
 
     return call
+
+
+def _forwarded(
+    function: Callable[..., object], contract: Contract, bound: set[str]
+) -> tuple[str, ...]:
+    """What a function that takes `**kwargs` is handed through them, under the op's own names."""
+    if not _takes_keywords(function):
+        return ()
+    return tuple(name for name in (*contract.required, *contract.optional) if name not in bound)
+
+
+def _takes_keywords(function: Callable[..., object]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

@@ -66,7 +66,13 @@ def _quantise(module: ModuleType, target: str) -> Quantise:
 
 
 def _import(path: Path, content: str) -> ModuleType:
-    name = f"kvfuzz_target_{content}"
+    """The module of a file, which finds its neighbours as if it were run where it is."""
+    package = _package_of(path)
+    top = path.resolve().parents[len(package)]
+    if str(top) not in sys.path:
+        sys.path.insert(0, str(top))
+    # In a package it has its own name, by which its relative imports work.
+    name = ".".join((*package, path.stem)) if package else f"kvfuzz_target_{content}"
     specification = importlib.util.spec_from_file_location(name, path)
     if specification is None or specification.loader is None:
         raise UsageError(f"target {path}: expected a Python file, path/to/file.py:function")
@@ -80,6 +86,16 @@ def _import(path: Path, content: str) -> ModuleType:
             f"target {path} does not import: {type(error).__name__}: {error}"
         ) from error
     return module
+
+
+def _package_of(path: Path) -> tuple[str, ...]:
+    """The names of the packages that a file is in, outermost first."""
+    names: list[str] = []
+    folder = path.resolve().parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return tuple(names)
 
 
 def _function(module: ModuleType, name: str, target: str) -> Callable[..., Any]:

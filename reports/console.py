@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvfuzz.model.events import Event, Found, Progress, Started, Summary
+from kvfuzz.model.events import Event, Found, Note, Progress, Started, Summary
 from kvfuzz.reports.campaign import header_lines, summary_lines
 from kvfuzz.reports.finding import HEADING, finding_text
 from kvfuzz.reports.text import count, printable, seconds
@@ -86,6 +86,8 @@ class ConsoleReport:
                 self._advance(self._progress.line(event))
             case Found():
                 self.write("", *finding_text(event).splitlines())
+            case Note():
+                self.write(f"note: {printable(event.message)}")
             case Summary():
                 self.write("", *summary_lines(event, self._started))
 

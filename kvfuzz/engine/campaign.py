@@ -27,10 +27,10 @@ from kvfuzz.engine.pool import Worker
 from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
-from kvfuzz.errors import Exit, KvfuzzError, NotCheckedError
+from kvfuzz.errors import Exit, KvfuzzError, NotCheckedError, UsageError
 from kvfuzz.model.axes import Domain, Levels, facts
 from kvfuzz.model.case import Case
-from kvfuzz.model.events import Event, Found, Progress, Started
+from kvfuzz.model.events import Event, Found, Note, Progress, Started
 from kvfuzz.model.lower import lower
 from kvfuzz.model.scene import Scene
 from kvfuzz.model.target import TargetSpec
@@ -181,8 +181,15 @@ class Campaign:
 
     def _remembered(self, target: str) -> list[Case]:
         """Cases of this target whose process died unseen, then its saved seeds."""
-        seeds = map(read_seed, self._out.saved())
-        known = [seed.case for seed in seeds if seed.target == target]
+        known = []
+        for path in self._out.saved():
+            try:
+                seed = read_seed(path)
+            except UsageError as error:
+                self._emit(Note(f"left alone: {error}"))
+                continue
+            if seed.target == target:
+                known.append(seed.case)
         return self._journal.left_over(target) + known
 
     def _check(self, worker: Worker, case: Case) -> Verdict:

@@ -44,7 +44,8 @@ class Journal:
         """
         found: list[tuple[float, Case]] = []
         for path in self._folder.glob("journal-*.json"):
-            if path == self._path or _alive(int(path.stem.partition("-")[2])):
+            owner = path.stem.partition("-")[2]
+            if path == self._path or not owner.isdigit() or _alive(int(owner)):
                 continue
             try:
                 entry = msgspec.json.decode(path.read_bytes(), type=Entry)

@@ -38,7 +38,8 @@ def load_config(folder: Path) -> Defaults:
     if own.is_file():
         return _defaults(_read(own), own.name)
     if project.is_file():
-        table = _read(project).get("tool", {}).get("kvfuzz", {})
+        tools = _read(project).get("tool", {})
+        table = tools.get("kvfuzz", {}) if isinstance(tools, dict) else {}
         return _defaults(table, f"{project.name} [tool.kvfuzz]")
     return Defaults()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from kvfuzz.engine.campaign import Campaign, Options
+from kvfuzz.errors import UsageError
 from kvfuzz.front.config import Defaults, load_config
 from kvfuzz.front.options import checked_sources, parse_duration, parse_sources
 from kvfuzz.model.axes import parse_where
@@ -23,7 +24,7 @@ def campaign_options(
     """The campaign that `wanted` describes. Raises UsageError for values that mean nothing."""
     return Options(
         target=TargetSpec(target, sources, wanted.op),
-        out=Path(wanted.out),
+        out=_folder(wanted.out),
         where=parse_where(wanted.where),
         budget_s=parse_duration(wanted.budget, name="--budget"),
         max_cases=wanted.max_cases,
@@ -34,6 +35,12 @@ def campaign_options(
         case_timeout_s=parse_duration(wanted.case_timeout, name="--case-timeout"),
         command=command,
     )
+
+
+def _folder(out: str) -> Path:
+    if not out.strip():
+        raise UsageError(f"--out {out!r}: expected a folder")
+    return Path(out).expanduser()
 
 
 def run_campaign(

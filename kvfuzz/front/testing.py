@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvfuzz.errors import UsageError
+
 if TYPE_CHECKING:
     import pytest
 
@@ -59,6 +61,9 @@ def kernel_test(
     to the file that calls this. The test fails, too, where nothing could be checked: a kernel test
     never passes or skips without having compared bytes.
     """
+    for name, number, least in (("max_cases", max_cases, 1), ("seed", seed, 0)):
+        if type(number) is not int or number < least:
+            raise UsageError(f"kernel_test: {name}={number!r}, expected an integer from {least}")
     caller = inspect.stack(0)[1]
     here = Path(caller.filename).resolve()
     wanted = Wanted(

@@ -44,6 +44,12 @@ class Found(msgspec.Struct, frozen=True, tag=True):
     """Bytes of all buffers of the case that failed first."""
 
 
+class Note(msgspec.Struct, frozen=True, tag=True):
+    """Something that the user should know and that stops nothing."""
+
+    message: str
+
+
 class Summary(msgspec.Struct, frozen=True, tag=True):
     """A campaign ended. Counts are cases, except where named otherwise."""
 
@@ -65,4 +71,4 @@ class Summary(msgspec.Struct, frozen=True, tag=True):
     hazards: tuple[tuple[Hazard, int], ...]
 
 
-Event = Started | Progress | Found | Summary
+Event = Started | Progress | Found | Note | Summary

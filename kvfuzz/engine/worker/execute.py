@@ -119,6 +119,14 @@ def _classified(seen: Seen, adapters: list[Adapter]) -> tuple[str, str, str]:
 
 
 def one_line(error: BaseException) -> str:
-    """`Type: first line of the message` of an exception."""
-    message = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {message[0][:300]}" if message else type(error).__name__
+    """`Type: message` of an exception.
+
+    A message of several lines gives its first and its last: a compiler begins with where and ends
+    with why. What it was raised from is named, too.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ends = [lines[0], lines[-1]] if len(lines) > 1 else lines
+    text = ": ".join([type(error).__name__, *(end[:300] for end in ends)])
+    if error.__cause__ is not None and str(error.__cause__) not in str(error):
+        text += f" (from {one_line(error.__cause__)})"
+    return text

@@ -133,7 +133,7 @@ def test_a_crash_and_a_hang_cost_one_case_each_and_the_campaign_goes_on(campaign
         f"{path}:gather_cache",
         where="cache_dtype=bf16,block_size=16,head_size=8,num_kv_heads=1",
         keep_going=True,
-        max_cases=8,
+        max_cases=14,
         case_timeout_s=2,
         shrink_s=0.1,
     )
@@ -141,7 +141,7 @@ def test_a_crash_and_a_hang_cost_one_case_each_and_the_campaign_goes_on(campaign
     assert code == Exit.FINDING
     assert any("SIGSEGV" in message for message in messages)
     assert any("hung" in message for message in messages)
-    assert summary.cases == 8
+    assert summary.cases == 14
 
 
 def test_events_and_seeds_are_plain_json(campaign, tmp_path):
@@ -149,3 +149,13 @@ def test_events_and_seeds_are_plain_json(campaign, tmp_path):
     raw = json.loads((tmp_path / "out" / "seeds" / f"{found.seed.id}.json").read_text())
     assert raw["schema"] == 1
     assert not any("/" in str(value) for value in raw["provenance"].values())
+
+
+def test_a_broken_file_among_the_seeds_is_noted_and_left_alone(campaign, tmp_path):
+    seeds = tmp_path / "out" / "seeds"
+    seeds.mkdir(parents=True)
+    broken = seeds / "0123456789abcdef.json"
+    broken.write_text("{half")
+    code, _, _ = campaign("builtin:gather_cache", max_cases=5)
+    assert code == Exit.CLEAN
+    assert broken.read_text() == "{half"

@@ -57,6 +57,7 @@ def test_journals_of_other_targets_and_unreadable_ones_stay(tmp_path, gather_sce
     orphan = _orphan(tmp_path, lower(gather_scene), target="conch:reshape_and_cache")
     broken = tmp_path / "journal-4194302.json"
     broken.write_text(json.dumps({"half": "a case"}))
+    (tmp_path / "journal-abc.json").write_text("{}")
     assert Journal(tmp_path).left_over("builtin:gather_cache") == []
     assert orphan.exists()
     assert broken.exists()

@@ -95,11 +95,11 @@ def test_an_unknown_parameter_with_a_default_keeps_it():
 def test_positional_only_parameters_are_passed_by_position():
     seen = []
 
-    def write(key, value, key_cache, value_cache, slot_mapping, /, **others):
-        seen.append((slot_mapping, others))
+    def write(key, value, key_cache, value_cache, slot_mapping, /):
+        seen.append(slot_mapping)
 
     bind(write, "reshape_and_cache")(TENSORS, scalars())
-    assert seen == [(TENSORS["slot_mapping"], {})]
+    assert seen == [TENSORS["slot_mapping"]]
 
 
 def test_an_unknown_required_parameter_is_named_with_the_known_ones():
@@ -121,3 +121,14 @@ def test_a_function_that_does_not_take_what_the_op_needs_is_refused():
     assert objections(write, "reshape_and_cache") == ("takes no slot_mapping",)
     with pytest.raises(UsageError, match="takes no slot_mapping"):
         bind(write, "reshape_and_cache")
+
+
+def test_a_function_that_forwards_its_keywords_gets_every_argument_of_the_op():
+    seen = {}
+
+    def gather(key_cache, **more):
+        seen.update(more, key_cache=key_cache)
+
+    bind(gather, "gather_cache")(TENSORS, scalars())
+    contract = CONTRACTS["gather_cache"]
+    assert seen.keys() == {*contract.required, *contract.optional}

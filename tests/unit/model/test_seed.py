@@ -95,5 +95,62 @@ def test_an_impossible_case_is_refused(seed, what):
     assert "impossible case" in _refusal(json.dumps(raw).encode())
 
 
+def _set(raw, path, value):
+    *most, last = path
+    for key in most:
+        raw = raw[key]
+    raw[last] = value
+
+
+BLOCK_TABLE, SEQ_STARTS, CU_SEQLENS, TOKEN_TO_BATCH = 3, 4, 5, 6
+
+
+def _values(buffer):
+    return ("case", "buffers", buffer, "fill", "values", 0)
+
+
+STEP = ("case", "steps", 0)
+UNRUNNABLE = {
+    "a block id beyond the cache": (_values(BLOCK_TABLE), 10**6),
+    "a negative block id": (_values(BLOCK_TABLE), -1),
+    "a token of no sequence": (_values(TOKEN_TO_BATCH), -1),
+    "a run that starts before its sequence": (_values(SEQ_STARTS), -5),
+    "a run that ends behind its table": (_values(SEQ_STARTS), 1000),
+    "row counts that do not start at 0": (_values(CU_SEQLENS), 3),
+    "no steps": (("case", "steps"), []),
+    "an unknown op": ((*STEP, "op"), "nop"),
+    "a first step by the partner": ((*STEP, "by"), "partner"),
+    "missing scalars": ((*STEP, "scalars"), {}),
+    "another cache dtype than the fields": ((*STEP, "scalars", "cache_dtype"), "fp16"),
+    "a view of another rank": (("case", "tensors", 0, 3), [5]),
+    "a view of another dtype": (("case", "tensors", 0, 2), "fp16"),
+    "a field without a term": (("case", "fields", 0, "terms"), [["block", 4096, 1, 0]]),
+    "a fill seed past 64 bits": (("case", "buffers", 0, "fill", "seed"), 1 << 64),
+    "a buffer larger than any machine": (("case", "buffers", 0, "nbytes"), 10**15),
+    "a value past its format": (_values(BLOCK_TABLE), 1 << 40),
+    "a property that does not exist": (("property",), "nosuch"),
+    "another op than the step's": (("op",), "reshape_and_cache"),
+}
+
+
+@pytest.mark.parametrize("what", UNRUNNABLE)
+def test_a_seed_that_would_blame_the_kernel_for_its_own_fault_is_refused(seed, what):
+    raw = json.loads(seeds.dump(seed))
+    path, value = UNRUNNABLE[what]
+    _set(raw, path, value)
+    _refusal(json.dumps(raw).encode())
+
+
+def test_json_nested_too_deep_is_refused():
+    assert "not JSON" in _refusal(b"[" * 200_000)
+
+
+def test_every_drawn_kind_of_case_passes_the_check(gather_scene, write_scene, seed):
+    for scene in (gather_scene, write_scene):
+        case = lower(scene)
+        again = msgspec.structs.replace(seed, case=case, op=scene.op)
+        assert seeds.load(seeds.dump(again), where="s.json").case == case
+
+
 def test_each_schema_version_has_an_upgrade_to_the_next():
     assert sorted(seeds.UPGRADES) == list(range(1, seeds.SCHEMA))

@@ -54,6 +54,22 @@ def test_most_cases_use_several_blocks_in_shuffled_order_and_strides_that_are_no
         assert sum(each[axis] == level for each in shown) > len(shown) / 2
 
 
+def test_batches_reach_as_deep_and_wide_as_engines_make_them(many):
+    layers = [scene.attention.geometry for scene in many[1]]
+    batches = [scene.batch for scene in many[1]]
+    sequences = [(each, g) for b, g in zip(batches, layers, strict=True) for each in b.sequences]
+
+    def spanned(each, g):
+        return (each.start + each.length - 1) // g.block_size - each.start // g.block_size + 1
+
+    assert max(max(each.block_ids) for each, _ in sequences) > 1000
+    assert max(max(each.block_ids) * g.block_size for each, g in sequences) > 1 << 15
+    assert max(each.start // g.block_size for each, g in sequences) >= 32
+    assert max(spanned(each, g) for each, g in sequences if g.block_size >= 16) >= 4
+    assert max(each.length for each, _ in sequences) > 128
+    assert max(batch.table_width for batch in batches) > 64
+
+
 def test_under_five_in_a_hundred_draws_fall_outside_a_domain():
     domain = Domain(
         allowed={"order": ("nhd", "shuffle"), "block_size": ("16", "784"), "head_size": ("64",)},
