@@ -10,6 +10,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from kvfuzz.liveness import is_alive
+
 _PREFIX = "kvfuzz-triton-"
 
 
@@ -24,7 +26,7 @@ class Scratch:
     def __init__(self) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             owner = left.name.removeprefix(_PREFIX).partition("-")[0]
-            if owner.isdigit() and not _alive(int(owner)):
+            if owner.isdigit() and not is_alive(int(owner)):
                 shutil.rmtree(left, ignore_errors=True)
         self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
 
@@ -37,13 +39,3 @@ class Scratch:
     def close(self) -> None:
         """Remove the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvfuzz.liveness import is_alive
 from kvfuzz.model.case import Case
 
 
@@ -45,7 +46,7 @@ class Journal:
         found: list[tuple[float, Case]] = []
         for path in self._folder.glob("journal-*.json"):
             owner = path.stem.partition("-")[2]
-            if path == self._path or not owner.isdigit() or _alive(int(owner)):
+            if path == self._path or not owner.isdigit() or is_alive(int(owner)):
                 continue
             try:
                 entry = msgspec.json.decode(path.read_bytes(), type=Entry)
@@ -56,13 +57,3 @@ class Journal:
                 found.append((when, entry.case))
                 path.unlink(missing_ok=True)
         return [case for _, case in sorted(found, key=lambda pair: pair[0])]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
