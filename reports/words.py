@@ -74,6 +74,7 @@ ENDED_BY: dict[str, str] = {
     "max_cases": "the number of cases is reached",
     "budget": "the budget is spent",
     "interrupted": "interrupted",
+    "error": "stopped by an error",
 }
 
 HAZARDS: dict[str, str] = {

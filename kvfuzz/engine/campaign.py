@@ -90,15 +90,19 @@ class Campaign:
             self._target = description.info.name
             self._deadline = Deadline(options.budget_s, options.max_cases)
             self._emit(self._started(description))
+            failure: KvfuzzError | None = None
             try:
                 ended_by = self._search(worker, description)
             except KeyboardInterrupt:
                 ended_by = "interrupted"
-            except KvfuzzError:
-                if tally.executed:
-                    self._summarise("error")
-                raise
-            self._summarise(ended_by)
+            except KvfuzzError as error:
+                ended_by, failure = "error", error
+            if failure is None or tally.executed:
+                self._emit(tally.summary(elapsed_s=self._deadline.elapsed_s, ended_by=ended_by))
+            if failure is not None and not tally.findings:
+                raise failure
+            if failure is not None:  # what was found is kept, and wins
+                self._emit(Note(f"ended early: {failure}"))
         self._journal.close()
         if tally.findings:
             return Exit.FINDING
@@ -107,10 +111,6 @@ class Campaign:
         if unchecked := tally.unchecked(MOST_UNCHECKED):
             raise NotCheckedError(unchecked)
         return Exit.CLEAN
-
-    def _summarise(self, ended_by: str) -> None:
-        elapsed_s = self._deadline.elapsed_s
-        self._emit(self._tally.summary(elapsed_s=elapsed_s, ended_by=ended_by))
 
     def _started(self, description: Description) -> Started:
         options = self._options

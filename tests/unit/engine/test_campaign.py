@@ -8,7 +8,7 @@ import pytest
 from kvfuzz.engine.findings import signature
 from kvfuzz.engine.replay import replay
 from kvfuzz.engine.store import read_seed
-from kvfuzz.errors import Exit, NotCheckedError, UsageError
+from kvfuzz.errors import Exit, InfrastructureError, NotCheckedError, UsageError
 
 MUTANT = "mutant:hardcoded_block_stride"
 GATHER = "kernels/builtin/gather_cache.py"
@@ -159,3 +159,24 @@ def test_a_broken_file_among_the_seeds_is_noted_and_left_alone(campaign, tmp_pat
     code, _, _ = campaign("builtin:gather_cache", max_cases=5)
     assert code == Exit.CLEAN
     assert broken.read_text() == "{half"
+
+
+@pytest.mark.parametrize("after_a_finding", [True, False])
+def test_a_worker_lost_for_good_keeps_what_was_found(campaign, monkeypatch, after_a_finding):
+    from kvfuzz.engine.pool import Worker
+
+    honest, calls = Worker.check, []
+
+    def lost(self, case, *, explain=False):
+        calls.append(explain)
+        if (True in calls[:-1]) == after_a_finding and len(calls) > 1:
+            raise InfrastructureError("the device is gone")
+        return honest(self, case, explain=explain)
+
+    monkeypatch.setattr(Worker, "check", lost)
+    if after_a_finding:
+        code, found, summary = campaign(MUTANT, keep_going=True, max_cases=50)
+        assert (code, len(found), summary.ended_by) == (Exit.FINDING, 1, "error")
+    else:
+        with pytest.raises(InfrastructureError, match="the device is gone"):
+            campaign("builtin:gather_cache", max_cases=50)
