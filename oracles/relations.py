@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kvfuzz.model.case import Case, Step
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.lower import with_round_trip
+from kvfuzz.model.round_trip import with_round_trip
 from kvfuzz.model.verdict import Violation
 from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import is_nan

@@ -8,7 +8,7 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, IntegerFill, byte_at, code_at
 from kvfuzz.model.layout import Axis, Field
-from kvfuzz.model.lower import with_round_trip
+from kvfuzz.model.round_trip import with_round_trip
 from kvfuzz.model.verdict import Place
 
 _CACHE_AXES: tuple[Axis, ...] = ("block", "head", "token", "dim")

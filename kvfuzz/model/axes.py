@@ -16,6 +16,7 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FloatFill, IntegerFill, TieFill
 from kvfuzz.model.layout import LAYOUTS, ORDERS, Field
+from kvfuzz.model.round_trip import touched
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128, 544, 784)
 """544 and 784 are what vLLM chooses for Qwen3-Next and Qwen3.5 (page-size unification)."""
@@ -82,18 +83,7 @@ def _dense(case: Case) -> str:
 
 
 def _touched(case: Case) -> list[int]:
-    """Slots that the first step touches, in order."""
-    step, n = case.steps[0], case.geometry.block_size
-    if step.op == "reshape_and_cache":
-        return [slot for slot in case.integers(step, "slot_mapping") if slot >= 0]
-    table, starts = case.integers(step, "block_table"), case.integers(step, "seq_starts")
-    ends, width = case.integers(step, "cu_seqlens_kv"), len(case.integers(step, "block_table"))
-    width //= len(starts)
-    return [
-        table[row * width + p // n] * n + p % n
-        for row, start in enumerate(starts)
-        for p in range(start, start + ends[row + 1] - ends[row])
-    ]
+    return touched(case, case.steps[0])
 
 
 def _blocks_used(case: Case) -> str:

@@ -1,8 +1,8 @@
 """A case: the lowered, complete test input, a small program over named buffers.
 
 Buffers hold bytes, fields say which logical element lies where, tensors are the views that a
-target is handed, steps are the calls in order. The worker and the oracles read nothing else: the
-scene that a case came from rides along only so that a smaller one can be lowered again.
+target is handed, steps are the calls in order. Oracles read nothing else. The scene that a case was
+lowered from rides along: shrinking, round trips and reports start from it.
 """
 
 import math
@@ -102,7 +102,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The written-out elements of the metadata tensor bound to `parameter`."""
         fill = self.buffer(self.bound_buffer(step, parameter)).fill
         if not isinstance(fill, IntegerFill):
-            raise UsageError(f"{parameter} is bound to buffer without written-out integers")
+            raise UsageError(f"{parameter} is bound to a buffer without written-out integers")
         return fill.values
 
     def owner(self, buffer: str, byte: int) -> tuple[Field, dict[str, int]] | None:

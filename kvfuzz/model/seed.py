@@ -15,9 +15,11 @@ import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
-from kvfuzz.model.axes import nearest
+from kvfuzz.model.axes import facts, nearest
 from kvfuzz.model.case import Case
 from kvfuzz.model.fill import ALGORITHM
+from kvfuzz.model.lower import lower
+from kvfuzz.model.round_trip import touched
 from kvfuzz.model.steps import check_steps
 from kvfuzz.model.verdict import PROPERTY_NAMES, Launch
 
@@ -108,6 +110,17 @@ def load(data: bytes, *, where: str) -> Seed:
         check_steps(seed.case)
     except (UsageError, OverflowError) as error:
         raise UsageError(f"seed {where}: {error}") from None
+    try:
+        intended = lower(seed.case.scene)
+    except UsageError as error:
+        raise UsageError(f"seed {where}: {error}") from None
+    if _meaning(intended) != _meaning(seed.case):
+        raise UsageError(f"seed {where}: its scene and its case mean different things")
     if seed.case.steps[0].op != seed.op:
         raise UsageError(f"seed {where}: op={seed.op!r} with a step of {seed.case.steps[0].op}")
     return seed
+
+
+def _meaning(case: Case) -> object:
+    """What a scene and a case must agree on: facts, sizes, and each row's slot."""
+    return facts(case), case.geometry, [touched(case, step) for step in case.steps]

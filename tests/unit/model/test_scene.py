@@ -3,8 +3,9 @@ import pytest
 from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
 from kvfuzz.model.layout import Geometry
-from kvfuzz.model.lower import lower, with_round_trip
+from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import Sequence
+from kvfuzz.model.round_trip import with_round_trip
 from kvfuzz.model.scene import check
 
 IMPOSSIBLE = {

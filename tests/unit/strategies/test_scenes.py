@@ -10,7 +10,8 @@ from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
 from kvfuzz.model.axes import AXES, Domain, facts
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.lower import lower, with_round_trip
+from kvfuzz.model.lower import lower
+from kvfuzz.model.round_trip import with_round_trip
 from kvfuzz.model.scene import OPS
 from kvfuzz.strategies import scenes
 from kvfuzz.strategies.formats import allowed_formats

@@ -1,0 +1,132 @@
+"""What an op adds to a cache, as data: its buffers, fields and views, and the step that binds them.
+
+Lowering a scene and completing a round trip both build from here, from sizes and metadata alone.
+"""
+
+import math
+
+import msgspec
+
+from kvfuzz.model.case import Buffer, Step, TensorView
+from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, TieFill
+from kvfuzz.model.layout import Field, Geometry, Term
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What an op's parts depend on beside its metadata."""
+
+    geometry: Geometry
+    cache_dtype: str
+    model_dtype: str
+    kv_cache_layout: str
+    fill_seed: int
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """An op's own buffers, fields and views, and its step."""
+
+    buffers: tuple[Buffer, ...]
+    fields: tuple[Field, ...]
+    tensors: tuple[TensorView, ...]
+    step: Step
+
+
+def integers(name: str, values: tuple[int, ...], dtype: str) -> Buffer:
+    """A buffer with written-out elements."""
+    return Buffer(name, len(values) * itemsize(dtype), IntegerFill(dtype, values))
+
+
+def vector(name: str, length: int, dtype: str) -> TensorView:
+    """A dense view `[length]` of the buffer of the same name."""
+    return TensorView(name, name, dtype, (length,), (itemsize(dtype),))
+
+
+def activation_fill(setting: Setting, scale_bits: int, values: str) -> Fill:
+    """Key or value elements of the model's dtype, to be stored through the cache dtype.
+
+    A plain copy gets hash bytes, NaN payloads included. Before a conversion the magnitudes stay
+    within the cache dtype's range (saturation is a property of its own): `values` says whether
+    they spread down through its subnormals to zero, or lie next to its rounding ties.
+    """
+    seed = setting.fill_seed
+    model, cache = DTYPES[setting.model_dtype], DTYPES[setting.cache_dtype]
+    if model.name == cache.name:
+        return ByteFill(seed)
+    if values == "ties":
+        return TieFill(seed, model.name, cache.name, scale_bits)
+    scale = DTYPES["fp32"].decode(scale_bits)
+    top = math.frexp(cache.max_finite * scale)[1] - 1  # 2**top <= max_finite * scale
+    smallest = math.frexp(scale)[1] - cache.bias - cache.mantissa_bits  # the least subnormal's
+    high = max(0, min(top - 1 + model.bias, (1 << model.exponent_bits) - 2))
+    return FloatFill(seed, model.name, max(0, min(high, smallest - 3 + model.bias)), high)
+
+
+def write_parts(
+    setting: Setting, slot_mapping: tuple[int, ...], fills: tuple[Fill, Fill], row_gap: int
+) -> Parts:
+    """A write of as many rows as `slot_mapping` has; `fills` are those of key and value."""
+    num_rows = len(slot_mapping)
+    key = _rows("key", setting, num_rows, row_gap, fills[0])
+    value = _rows("value", setting, num_rows, row_gap, fills[1])
+    return Parts(
+        (integers("slot_mapping", slot_mapping, "i64"), key[0], value[0]),
+        (key[1], value[1]),
+        (key[2], value[2], vector("slot_mapping", num_rows, "i64")),
+        _step(setting, "reshape_and_cache", ("slot_mapping",), {"key": "key", "value": "value"}),
+    )
+
+
+def gather_parts(
+    setting: Setting,
+    block_table: tuple[int, ...],
+    seq_starts: tuple[int, ...],
+    cu_seqlens_kv: tuple[int, ...],
+    token_to_batch: tuple[int, ...],
+) -> Parts:
+    """A gather of the given runs; `block_table` is `[num_sequences, width]`, row by row."""
+    metadata = {
+        "block_table": block_table,
+        "seq_starts": seq_starts,
+        "cu_seqlens_kv": cu_seqlens_kv,
+        "token_to_batch": token_to_batch,
+    }
+    num_seqs, num_tokens = len(seq_starts), len(token_to_batch)
+    width = len(block_table) // num_seqs
+    table = TensorView("block_table", "block_table", "i32", (num_seqs, width), (4 * width, 4))
+    key = _rows("key_out", setting, num_tokens, 0, ByteFill(setting.fill_seed))
+    value = _rows("value_out", setting, num_tokens, 0, ByteFill(setting.fill_seed))
+    vectors = [vector(n, len(v), "i32") for n, v in metadata.items() if n != "block_table"]
+    return Parts(
+        (*(integers(n, v, "i32") for n, v in metadata.items()), key[0], value[0]),
+        (key[1], value[1]),
+        (table, *vectors, key[2], value[2]),
+        _step(setting, "gather_cache", tuple(metadata), {"key": "key_out", "value": "value_out"}),
+    )
+
+
+def _rows(
+    name: str, setting: Setting, num_rows: int, gap: int, fill: Fill
+) -> tuple[Buffer, Field, TensorView]:
+    """An activation `[num_rows, num_kv_heads, head_size]` whose rows are `gap` elements apart."""
+    g, dtype = setting.geometry, setting.model_dtype
+    element = itemsize(dtype)
+    row = (g.num_kv_heads * g.head_size + gap) * element
+    strides = (row, g.head_size * element, element)
+    terms = (Term("token", strides[0]), Term("head", strides[1]), Term("dim", strides[2]))
+    extents = {"token": num_rows, "head": g.num_kv_heads, "dim": g.head_size}
+    field = Field(name, name, dtype, 0, terms, extents)  # type: ignore[arg-type]
+    view = TensorView(name, name, dtype, (num_rows, g.num_kv_heads, g.head_size), strides)
+    return Buffer(name, num_rows * row, fill), field, view
+
+
+def _step(
+    setting: Setting, op: str, metadata: tuple[str, ...], activations: dict[str, str]
+) -> Step:
+    same = ("key_cache", "value_cache", "k_scale", "v_scale", *metadata)
+    return Step(
+        op,
+        {name: name for name in same} | activations,
+        {"key_cache": "k", "value_cache": "v"} | activations,
+        {"kv_cache_layout": setting.kv_cache_layout, "cache_dtype": setting.cache_dtype},
+    )

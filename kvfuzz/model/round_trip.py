@@ -1,0 +1,72 @@
+"""A case with its inverse op: what is written is gathered back, what is gathered was written.
+
+Built from the lowered case alone, so that it is about the bytes of that case and no others.
+"""
+
+import msgspec
+
+from kvfuzz.model.case import Case, Step
+from kvfuzz.model.fill import IntegerFill
+from kvfuzz.model.parts import Setting, activation_fill, gather_parts, write_parts
+
+
+def touched(case: Case, step: Step) -> list[int]:
+    """The slots that a step stores to or reads from, in the order of its rows."""
+    n = case.bound_field(step, "key_cache").extents["token"]
+    if step.op == "reshape_and_cache":
+        return [slot for slot in case.integers(step, "slot_mapping") if slot >= 0]
+    table, starts = case.integers(step, "block_table"), case.integers(step, "seq_starts")
+    ends, width = case.integers(step, "cu_seqlens_kv"), len(table) // len(starts)
+    return [
+        table[row * width + p // n] * n + p % n
+        for row, start in enumerate(starts)
+        for p in range(start, start + ends[row + 1] - ends[row])
+    ]
+
+
+def with_round_trip(case: Case) -> Case:
+    """`case` followed or preceded by its inverse op, executed by the target's partner.
+
+    After a write, each stored token is gathered back as a sequence of its own. Before a gather,
+    the tokens that it will read are written. Either way what comes out must be what went in.
+    """
+    step, setting = case.steps[0], _setting(case)
+    slots = touched(case, step)
+    if step.op == "reshape_and_cache":
+        n, count = setting.geometry.block_size, len(slots)
+        parts = gather_parts(
+            setting,
+            tuple(slot // n for slot in slots),
+            tuple(slot % n for slot in slots),
+            tuple(range(count + 1)),
+            tuple(range(count)),
+        )
+    else:
+        scales = [_bits(case, step, name) for name in ("k_scale", "v_scale")]
+        fills = [activation_fill(setting, scale, "spread") for scale in scales]
+        parts = write_parts(setting, tuple(slots), (fills[0], fills[1]), 0)
+    inverse = msgspec.structs.replace(parts.step, by="partner")
+    return Case(
+        buffers=(*case.buffers, *parts.buffers),
+        fields=(*case.fields, *parts.fields),
+        tensors=(*case.tensors, *parts.tensors),
+        steps=(step, inverse) if step.op == "reshape_and_cache" else (inverse, step),
+        scene=case.scene,
+    )
+
+
+def _setting(case: Case) -> Setting:
+    step = case.steps[0]
+    cache = case.bound_field(step, "key_cache")
+    fill = case.buffer(cache.buffer).fill
+    return Setting(
+        case.geometry,
+        cache.dtype,
+        case.bound_field(step, "key").dtype,
+        str(step.scalars["kv_cache_layout"]),
+        0 if isinstance(fill, IntegerFill) else fill.seed,
+    )
+
+
+def _bits(case: Case, step: Step, parameter: str) -> int:
+    return case.integers(step, parameter)[0]
