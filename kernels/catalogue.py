@@ -6,7 +6,7 @@ Nothing here imports torch or triton: the parent process lists targets, the work
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
-from kvfuzz.kernels.mutants.patches import mutants
+from kvfuzz.kernels.mutants.patches import Mutant, mutants
 
 ENTRY_POINTS = "kvfuzz.targets"
 """Group of entry points, each a function from a TargetSpec to an Adapter."""
@@ -61,7 +61,13 @@ def list_targets() -> tuple[Listed, ...]:
     """Every target that has a name: shipped, mutants, then entry points of installed packages."""
     return (
         *SHIPPED,
-        *(Listed(f"mutant:{each.name}", each.patches, each.models) for each in mutants()),
+        *(Listed(f"mutant:{each.name}", each.patches, _described(each)) for each in mutants()),
         # What an entry point's op is, only loading it would tell.
         *(Listed(each.name, "", each.value) for each in entry_points(group=ENTRY_POINTS)),
+    )
+
+
+def _described(mutant: Mutant) -> str:
+    return (
+        f"{mutant.models}; not caught yet: {mutant.survives}" if mutant.survives else mutant.models
     )

@@ -9,6 +9,8 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    except OverflowError:  # no process has such an id
+        return False
     except OSError:  # it exists and is somebody else's
         return True
     return True

@@ -9,7 +9,7 @@ against is `kvfuzz.model.dtypes`.
 import torch
 from torch import Tensor
 
-from kvfuzz.model.dtypes import FINITE_UNSIGNED_ZERO, CacheDtype
+from kvfuzz.model.dtypes import FINITE_UNSIGNED_ZERO, INFINITY_AND_NAN, CacheDtype
 
 FP32_BIAS = 127
 FP32_MANTISSA_BITS = 23
@@ -20,7 +20,7 @@ def is_nan(codes: Tensor, dtype: CacheDtype) -> Tensor:
     if dtype.specials == FINITE_UNSIGNED_ZERO:
         return codes == dtype.sign_bit
     magnitude = codes & (dtype.sign_bit - 1)
-    has_infinity = dtype.specials == "ieee"
+    has_infinity = dtype.specials == INFINITY_AND_NAN
     return magnitude > dtype.max_code + (1 if has_infinity else 0)
 
 
@@ -37,7 +37,7 @@ def decode(codes: Tensor, dtype: CacheDtype) -> Tensor:
         bits = torch.where(exponent > 0, normal, subnormal)
     else:
         bits = normal
-    if dtype.specials == "ieee":
+    if dtype.specials == INFINITY_AND_NAN:
         infinity = 0xFF << FP32_MANTISSA_BITS
         bits = torch.where(magnitude == dtype.max_code + 1, infinity, bits)
     bits = torch.where(codes >= dtype.sign_bit, bits | (1 << 31), bits)

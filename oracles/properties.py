@@ -51,6 +51,5 @@ class Property:
 
     name: str
     judge: Callable[[Runs], Judgement]
-    ops: tuple[str, ...] = ("reshape_and_cache", "gather_cache")
     variants: Callable[[Run], dict[str, Variant]] = no_variants
     hazards: Callable[[Runs], list[Hazard]] = no_hazards

@@ -26,7 +26,7 @@ class Stored:
 
 
 def quantised(codes: Tensor, source: str, cache: str, scale: Tensor, how: Quantise) -> Tensor:
-    """The cache codes of model-dtype `codes`: a copy, or x / scale in fp32 rounded once."""
+    """The cache codes of model-dtype `codes`: a copy, or the declared quotient rounded once."""
     if source == cache:
         return codes
     x = decode(codes, DTYPES[source])

@@ -128,7 +128,7 @@ def fill_words(fill: Fill) -> str:
 
 
 def launch_words(launch: Launch) -> str:
-    """A launch in one line: kernel, grid, constants, options that are not the default."""
+    """A launch in one line: kernel, grid, constants, warps."""
     grid = "x".join(map(str, launch.grid))
     constants = " ".join(f"{name}={value}" for name, value in launch.constexprs.items())
     warps = launch.options.get("num_warps")

@@ -1,6 +1,6 @@
-"""View models: a finding and a campaign as plain rows, the same for every format.
+"""View models: a finding as plain rows, the same for every format.
 
-Pure functions from verdicts, seeds and events. A format decides how rows look, never what is said.
+Pure functions from verdicts and seeds. A format decides how rows look, never what is said.
 """
 
 import msgspec

@@ -59,15 +59,9 @@ _WORDS: dict[str, PropertyWords] = {
 
 
 def words(name: str) -> PropertyWords:
-    """The words of a property; a seed of a later version may name one that is not known here."""
-    return _WORDS.get(name) or PropertyWords(f"property {name}")
+    """The words of a property."""
+    return _WORDS[name]
 
-
-OUTCOMES: dict[str, str] = {
-    "passed": "passed",
-    "failed": "FAILED",
-    "not_checked": "not checked",
-}
 
 ENDED_BY: dict[str, str] = {
     "finding": "stopped at the first finding",
@@ -75,6 +69,7 @@ ENDED_BY: dict[str, str] = {
     "budget": "the budget is spent",
     "interrupted": "interrupted",
     "error": "stopped by an error",
+    "rejected": "no draw lies inside --where",
 }
 
 HAZARDS: dict[str, str] = {

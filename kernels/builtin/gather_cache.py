@@ -6,7 +6,7 @@ Shapes (any strides unless said otherwise):
     key_cache, value_cache   `[num_blocks, block_size, num_kv_heads, head_size]`
     key, value (outputs)     `[num_tokens, num_kv_heads, head_size]`
     block_table              `[num_sequences, width]` int32, rows contiguous
-    seq_starts               `[num_sequences]` int32, position of each sequence's first token
+    seq_starts               `[num_sequences]` int32, position of the first token to gather
     cu_seqlens_kv            `[num_sequences + 1]` int32, where its rows start in the output
     token_to_batch           `[num_tokens]` int32, the sequence of each output row
     k_scale, v_scale         `[1]` float32; an fp8 element is read as float32(byte) * scale

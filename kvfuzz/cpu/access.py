@@ -100,7 +100,8 @@ class Access:
         """Where each byte of `name` came from: allocation number int32, byte offset int64.
 
         For a converted element all bytes name the first byte of its source. -1 where a byte was
-        not written, holds no loaded value, or a mix. Raises `LaneError` without `trace_origins`.
+        not written or holds no loaded value. A value computed from several loads names the widest
+        operand's, the first of equals. Raises `LaneError` without `trace_origins`.
         """
         origin = self._named(name).origin
         if origin is None:

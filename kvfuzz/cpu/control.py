@@ -112,7 +112,7 @@ def bind_for(op: Op, bind: BindBlock) -> Step:
         values: Sequence[Any] = carried
         (still, _), _ = split(machine.mask, stride <= 0)
         if still:
-            raise LaunchError(f"a loop without step in {op.location.file}:{op.location.line}")
+            raise LaunchError(f"a loop without step in {op.location}")
         if len(low) == len(high) == len(stride) == 1:
             for counter in range(int(low[0]), int(high[0]), int(stride[0])):
                 machine.burn(op)

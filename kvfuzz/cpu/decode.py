@@ -1,7 +1,6 @@
 """Binds a parsed kernel to steps, once: every op is looked up here, or the kernel is refused."""
 
 import math
-import os
 
 from kvfuzz.cpu.control import bind_call, bind_for, bind_if, bind_while
 from kvfuzz.cpu.errors import UnsupportedOp
@@ -127,4 +126,4 @@ def _forward_order(blocks: tuple[Block, ...]) -> list[int]:
 
 def _unsupported(op: Op, why: str = "") -> UnsupportedOp:
     name = f"{op.name} ({why})" if why else op.name
-    return UnsupportedOp(name, os.path.basename(op.location.file), op.location.line)
+    return UnsupportedOp(name, op.location.name, op.location.line)

@@ -4,6 +4,7 @@
 number (its *slot*); an op names its operands and results by slot.
 """
 
+import os
 from dataclasses import dataclass, field
 
 INTEGER_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64}
@@ -25,6 +26,14 @@ class Location:
 
     file: str
     line: int
+
+    @property
+    def name(self) -> str:
+        """The base name of the file: what messages and seeds may hold."""
+        return os.path.basename(self.file)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.line}"
 
 
 NOWHERE = Location("?", 0)

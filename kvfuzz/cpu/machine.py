@@ -114,7 +114,7 @@ class Machine:
         """Spend fuel on one loop iteration. Raises `LaunchError` when there is none left."""
         self.fuel -= 1
         if self.fuel < 0:
-            place = f"{op.location.file}:{op.location.line}"
+            place = str(op.location)
             raise LaunchError(f"out of fuel: kernel={self.kernel} still loops in {place}")
 
     def run(self, code: Code, values: Sequence[Any] = ()) -> tuple[Any, ...]:
@@ -132,7 +132,7 @@ class Machine:
                     result = bound.step(self, *operands)
             except Exception as error:
                 place = bound.op.location
-                error.add_note(f"while evaluating {bound.op.name} of {place.file}:{place.line}")
+                error.add_note(f"while evaluating {bound.op.name} of {place}")
                 raise
             results = bound.results
             if len(results) == 1:

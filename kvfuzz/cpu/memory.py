@@ -4,7 +4,6 @@ An active store outside its pointer's allocation is dropped, an active load ther
 both are recorded. Stores are applied in program order within one op: the last program wins.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -210,7 +209,7 @@ class Memory:
         record = Stray(
             kind,
             programs.kernel,
-            os.path.basename(op.location.file),
+            op.location.name,
             op.location.line,
             programs.program_ids(int(where[0])),
             allocation.name if allocation else "?",

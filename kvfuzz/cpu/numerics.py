@@ -86,7 +86,7 @@ def convert(codes: Array, source: str, target: str, rounding: str = "rtne") -> A
     """From one floating-point format to another, rounded once."""
     if source == target:
         return codes
-    if source in FORMATS and target in FORMATS and FORMATS[target].bits <= 16:
+    if source in FORMATS and target in FORMATS:
         return _encode_table(source, target, rounding)[codes]
     return encode(decode(codes, source), target, rounding)
 

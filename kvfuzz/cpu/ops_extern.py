@@ -41,5 +41,5 @@ def bind_extern(op: Op) -> Step:
     symbol = next((text for text in strings if text.startswith("__ocml")), "")
     compute = SYMBOLS.get(symbol)
     if compute is None:
-        raise UnsupportedOp(f"{op.name} {symbol}", op.location.file, op.location.line)
+        raise UnsupportedOp(f"{op.name} {symbol}", op.location.name, op.location.line)
     return lambda _, *values: compute(*values)

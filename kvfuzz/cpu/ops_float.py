@@ -25,7 +25,7 @@ Binder = Callable[[Op], Step]
 def reject_fp8(op: Op, element: str) -> None:
     """Raise `UnsupportedOp` where arithmetic in fp8 would have to be defined."""
     if FLOAT_BITS.get(element) == 8:
-        raise UnsupportedOp(f"{op.name} on {element}", op.location.file, op.location.line)
+        raise UnsupportedOp(f"{op.name} on {element}", op.location.name, op.location.line)
 
 
 def elementwise(compute: Callable[..., Array]) -> Binder:
@@ -98,7 +98,7 @@ def _convert(op: Op) -> Step:
     source, target = op.operand_types[0].element, op.type.element
     rounding = str(op.attributes.get("rounding", "rtne"))
     if rounding not in ("rtne", "rtz"):
-        raise UnsupportedOp(f"{op.name} {rounding}", op.location.file, op.location.line)
+        raise UnsupportedOp(f"{op.name} {rounding}", op.location.name, op.location.line)
     return lambda _, a: convert(a, source, target, rounding)
 
 
@@ -188,7 +188,7 @@ def _in_double(compute: Callable[..., Array]) -> Callable[..., Array]:
 
 def _fused(op: Op) -> Step:
     if op.type.element == "f64":
-        raise UnsupportedOp("math.fma on f64", op.location.file, op.location.line)
+        raise UnsupportedOp("math.fma on f64", op.location.name, op.location.line)
     return elementwise(fused_multiply_add)(op)
 
 

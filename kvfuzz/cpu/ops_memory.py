@@ -60,7 +60,7 @@ def _bitcast(op: Op) -> Step:
         return lambda _, pointer: pointer
     dtype = np.dtype(STORAGE[op.type.element])
     if dtype.itemsize != np.dtype(STORAGE[op.operand_types[0].element]).itemsize:
-        raise UnsupportedOp(f"{op.name} between widths", op.location.file, op.location.line)
+        raise UnsupportedOp(f"{op.name} between widths", op.location.name, op.location.line)
     return lambda _, value: value.view(dtype)
 
 
@@ -84,7 +84,7 @@ def _atomic(op: Op) -> Step:
     kind = op.words[0]
     element = op.type.element
     if kind not in ATOMIC_KINDS or element not in ("i32", "i64", "f32", "f64"):
-        raise UnsupportedOp(f"{op.name} {kind} on {element}", op.location.file, op.location.line)
+        raise UnsupportedOp(f"{op.name} {kind} on {element}", op.location.name, op.location.line)
 
     def step(machine: Machine, pointer: Pointer, value: Array, mask: Array | None = None) -> Array:
         return read_modify_write(op, machine, kind, pointer, value, mask)
@@ -94,7 +94,7 @@ def _atomic(op: Op) -> Step:
 
 def _assert(op: Op) -> Step:
     message = next(iter(op.attributes.get("strings", ())), "")  # type: ignore[call-overload]
-    place = f"{op.location.file}:{op.location.line}"
+    place = str(op.location)
 
     def step(machine: Machine, condition: Array) -> None:
         active = active_lanes(machine, None, condition.ndim - 1)

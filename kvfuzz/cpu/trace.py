@@ -29,7 +29,7 @@ def follow_value(machine: Machine, bound: Bound, operands: list[Any]) -> Any:
 
 
 def follow_load(machine: Machine, bound: Bound, operands: list[Any]) -> Any:
-    """The result comes from where it was loaded, for active lanes inside the allocation."""
+    """The result comes from where it was loaded, for active lanes at or past the start."""
     pointer, *rest = [raw(value) for value in operands]
     result = bound.step(machine, pointer, *rest)
     origin = machine.memory.origins(pointer)

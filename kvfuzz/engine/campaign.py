@@ -103,7 +103,8 @@ class Campaign:
                 raise failure
             if failure is not None:  # what was found is kept, and wins
                 self._emit(Note(f"ended early: {failure}"))
-        self._journal.close()
+        if failure is None:
+            self._journal.close()
         if tally.findings:
             return Exit.FINDING
         if ended_by == "interrupted":
@@ -158,6 +159,8 @@ class Campaign:
             self._report(worker, description, case, verdict, total_bytes(first))
             if not keep_going:
                 return "finding"
+        if not self._tally.executed and self._tally.rejected >= MOST_REJECTED:
+            return "rejected"
         spent = self._options.max_cases
         return "max_cases" if spent and self._deadline.cases >= spent else "budget"
 
@@ -226,4 +229,4 @@ class Campaign:
         now = time.monotonic()
         if now - self._last_progress >= PROGRESS_INTERVAL_S:
             self._last_progress = now
-            self._emit(Progress(phase, self._deadline.cases, self._deadline.elapsed_s))
+            self._emit(Progress(phase, self._tally.executed, self._deadline.elapsed_s))

@@ -39,7 +39,7 @@ class Failure(NamedTuple):
 
 
 class Deadline:
-    """When to stop: after `max_cases` draws, or `budget_s` seconds."""
+    """When to stop: after `max_cases` cases were run, or `budget_s` seconds."""
 
     def __init__(self, budget_s: float, max_cases: int | None) -> None:
         self.started = time.monotonic()

@@ -1,5 +1,5 @@
 """What people start kvfuzz by: the command line and the pytest plugin.
 
-Nothing here imports torch or triton, and nothing imports hypothesis at module level: the worker
-process imports the main module of its parent again.
+Nothing here imports torch or triton. `entry`, which a worker imports once more, and the plugin,
+which is loaded in every project, import nothing heavy; the rest comes with the first command.
 """

@@ -20,7 +20,7 @@ def listing_lines(what: str) -> list[str]:
     }
     headings = {
         "targets": "Targets, besides path/to/file.py:function",
-        "mutants": "Mutants: kernels broken on purpose, each of which a run must catch",
+        "mutants": "Mutants: kernels broken on purpose",
         "axes": "Axes and their levels, for --where AXIS=LEVEL|LEVEL,...",
     }
     lines: list[str] = []

@@ -59,7 +59,8 @@ def kernel_test(
 
     `target`, `where` and the rest mean what they mean to `kvfuzz run`; relative paths are relative
     to the file that calls this. The test fails, too, where nothing could be checked: a kernel test
-    never passes or skips without having compared bytes.
+    never passes or skips without having compared bytes. Raises UsageError for a `max_cases` below 1
+    or a negative `seed`.
     """
     for name, number, least in (("max_cases", max_cases, 1), ("seed", seed, 0)):
         if type(number) is not int or number < least:

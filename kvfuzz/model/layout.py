@@ -5,8 +5,8 @@ gives the first byte of an element:
 
     byte = base + sum(stride_i * ((coordinate[axis_i] // div_i) % mod_i))
 
-with strides in bytes. Plain strided layouts need one term per axis; x-packed and SHUFFLE layouts
-split an axis in two. Oracles compute every address from fields and never from a tensor view.
+with strides in bytes. Plain strided layouts need one term per axis; SHUFFLE splits an axis in two.
+Oracles compute every address from fields and never from a tensor view.
 """
 
 from collections.abc import Mapping
@@ -103,14 +103,12 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where K and V of one layer lie: block stride and the distance from K to V, in bytes."""
+    """Where V of one layer lies, and how far apart blocks, tokens and heads are, in bytes."""
 
-    k_base: int
     v_base: int
     block_stride: int
     token_stride: int
     head_stride: int
-    nbytes: int
 
 
 LAYOUTS: tuple[str, ...] = ("kv_first", "blocks_first", "hybrid", "content_packed")
@@ -131,7 +129,7 @@ With x = 16 bytes of elements and N = block_size, SHUFFLE stores K as (H, D/x, N
 
 
 def place(layout: str, order: str, geometry: Geometry, element: int) -> Placement:
-    """The placement of one layer at the start of its allocation; `element` is bytes."""
+    """The placement of one layer whose K starts its allocation; `element` is bytes."""
     g = geometry
     row = g.head_size * element
     side = g.block_size * g.num_kv_heads * row  # one page of K, or of V, without the other
@@ -145,7 +143,7 @@ def place(layout: str, order: str, geometry: Geometry, element: int) -> Placemen
         v_base, block_stride = row, 2 * side
     else:
         v_base, block_stride = side, 2 * side
-    return Placement(0, v_base, block_stride, token_stride, head_stride, 2 * g.num_blocks * side)
+    return Placement(v_base, block_stride, token_stride, head_stride)
 
 
 def cache_fields(
@@ -193,6 +191,6 @@ def cache_fields(
         "dim": geometry.head_size,
     }
     return (
-        Field("k", buffer, dtype, at.k_base, k_terms, extents, layer),
+        Field("k", buffer, dtype, 0, k_terms, extents, layer),
         Field("v", buffer, dtype, at.v_base, v_terms, extents, layer),
     )

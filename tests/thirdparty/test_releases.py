@@ -13,6 +13,7 @@ FLASH_WRITER = "vllm:reshape_and_cache_flash"
 FOUND = [
     # (target, release, where, property, what its smallest case must show)
     (GATHER, "0.18.0", "cache_dtype=bf16,order=nhd", "oracle", {"layout": "hybrid"}),  # #37228
+    (GATHER, "0.13.0", "", "oracle", {"layout": "hybrid"}),  # #37228, one program a token
     (GATHER, "0.19.0", "order=nhd", "oracle", {"cache_dtype": "e4m3fnuz"}),  # #39122
     (GATHER, "0.24.0", "order=shuffle,scale=none", "oracle", {"strides": "not_dense"}),  # #43660
     (GATHER, "0.24.0", "order=shuffle,layout=kv_first", "oracle", {"cache_dtype": "e4m3fnuz"}),
@@ -25,6 +26,7 @@ FOUND = [
 ]
 
 CLEAN = [
+    (FLASH_WRITER, "0.13.0", ""),
     (GATHER, "0.24.0", "order=nhd"),
     (GATHER, "0.33.0", ""),
     (SHUFFLE_WRITER, "0.24.0", "scale=none|unit,layout=kv_first"),

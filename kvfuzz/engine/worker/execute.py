@@ -113,6 +113,7 @@ def _classified(seen: Seen, adapters: list[Adapter]) -> tuple[str, str, str]:
     if seen.unsupported:
         return "", "", text
     declared = tuple(kind for adapter in adapters for kind in adapter.refusals)
+    # A lane that records no launches takes the target's word that none came before.
     if not seen.launches and isinstance(seen.error, declared):
         return "", text, ""
     return text, "", ""

@@ -46,15 +46,18 @@ class Lane(Protocol):
     """The architecture that kernels are compiled for: gfx942, or sm90 on a CUDA device."""
 
     def allocate(self, name: str, data: Tensor) -> Tensor:
-        """A uint8 buffer registered as `name` that holds `data`, with guard zones around it."""
+        """A uint8 buffer registered as `name` that holds `data`."""
 
     def guard(self, name: str) -> Tensor:
-        """The bytes of both guard zones of a buffer, low side first."""
+        """The bytes of both guard zones of a buffer, low side first; empty on a lane without."""
 
     def observe(
         self, call: Callable[[], None], *, poison: int = GUARD_VALUE, origins: bool = False
     ) -> Seen:
-        """Run `call`; bytes outside an allocation read as `poison`. Exceptions are returned."""
+        """Run `call`; exceptions are returned.
+
+        On a lane that records accesses, bytes outside an allocation read as `poison`.
+        """
 
     def release(self) -> None:
         """Forget every buffer."""

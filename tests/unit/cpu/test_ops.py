@@ -290,9 +290,7 @@ def test_arithmetic_rounds_once_to_its_own_type(buffer, dtype, reference):
     arithmetic[(1,)](*inputs, out, BLOCK=BLOCK)
     x, y = a.astype(np.float64), b.astype(np.float64)
     expected = np.concatenate([x + y, x * y, x - y])
-    exact = expected.astype(reference) if reference is not ml_dtypes.bfloat16 else None
-    if exact is None:  # fp64 results of bf16 inputs this close in size are exact
-        exact = expected.astype(ml_dtypes.bfloat16)
+    exact = expected.astype(reference)  # fp64 results of inputs this close in size are exact
     np.testing.assert_array_equal(
         out.view(torch.int16 if a.itemsize == 2 else torch.int32).numpy(), exact.view(integer)
     )

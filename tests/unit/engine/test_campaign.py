@@ -20,7 +20,8 @@ def test_a_broken_kernel_is_found_reduced_saved_and_replays_to_the_same_bytes(ca
     assert summary.ended_by == "finding"
     seed = read_seed(tmp_path / "out" / "seeds" / f"{found.seed.id}.json")
     assert seed == found.seed
-    assert (seed.case.geometry.num_blocks, seed.case.geometry.num_kv_heads) <= (3, 1)
+    assert seed.case.geometry.num_blocks <= 3
+    assert seed.case.geometry.num_kv_heads == 1
     assert len(msgspec.json.encode(seed)) < 4096
     again = replay(seed)
     assert (again.exit_code, again.same_bytes) == (Exit.FINDING, True)

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,8 +39,9 @@ def test_the_readme_names_every_property_and_exit_code():
 
     for each in PROPERTIES:
         assert f"| `{each.name}` |" in README
-    for code in Exit:
-        assert re.search(rf"\b{code.value} ", README), code
+    (said,) = re.findall(r"^Exit codes: (.*?)\n\n", README, re.DOTALL | re.MULTILINE)
+    codes = [int(code) for code in re.findall(r"(?:^|, )(\d+) ", said.replace("\n", " "))]
+    assert codes == sorted(Exit)
 
 
 @pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
@@ -50,11 +53,34 @@ def test_paths_in_the_documents_exist(document):
         assert (ROOT / path).exists(), f"{document} names {path}"
 
 
-def test_the_constraints_pin_what_pyproject_ranges():
+def test_the_constraints_pin_what_pyproject_leaves_open():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned = (ROOT / "constraints-cpu.txt").read_text()
-    assert re.search(r"^torch==2\.13\.0$", pinned, re.MULTILINE)
-    assert not any("==" in requirement for requirement in project["dependencies"])
+    ranges = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    assert not any("==" in requirement for requirement in ranges)
+    pins = re.findall(r"^(\w+)==", (ROOT / "constraints-cpu.txt").read_text(), re.MULTILINE)
+    for name in ("torch", "triton"):
+        assert name in pins
+        assert any(requirement.startswith(f"{name}>=") for requirement in ranges)
+
+
+def test_the_finding_that_the_readme_shows_has_the_rows_that_the_command_prints(tmp_path):
+    (shown,) = [block for block in _blocks("") if block.startswith("FINDING")]
+    command = [sys.executable, "-m", "kvfuzz", "run", "mutant:hardcoded_block_stride"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    # What is drawn and how far it shrinks may change: the rows and their order may not.
+    labels = re.findall(r"^  (\w[\w ]*?)  ", shown, re.MULTILINE)
+    printed = re.findall(r"^  (\w[\w ]*?)  ", done.stdout, re.MULTILINE)
+    assert len(labels) > 6
+    assert [label for label in printed if label in labels][: len(labels)] == labels
+    assert re.search(r"^kvfuzz replay kvfuzz-out/seeds/\w{16}\.json$", done.stdout, re.MULTILINE)
+
+
+def test_properties_are_named_once_and_in_one_order():
+    from kvfuzz.model.verdict import PROPERTY_NAMES
+    from kvfuzz.oracles.table import PROPERTIES
+
+    assert tuple(each.name for each in PROPERTIES) == PROPERTY_NAMES
 
 
 def test_modules_stay_near_one_idea():

@@ -8,7 +8,6 @@ pytestmark = pytest.mark.thirdparty
 
 @pytest.fixture
 def info():
-    pytest.importorskip("conch")
     return resolve(TargetSpec("conch:reshape_and_cache"), arch="gfx950").info
 
 
