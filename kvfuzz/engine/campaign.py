@@ -72,7 +72,8 @@ class Campaign:
         self._deadline = Deadline(options.budget_s, options.max_cases)
         self._tally = Tally()
         self._known: set[Signature] = set()
-        self._hunted: Signature | None = None
+        self._hunted = ""
+        """The property whose failure is being shrunk."""
         self._failing: dict[bytes, Verdict] = {}
         self._last_progress = 0.0
         self._target = options.target.name
@@ -153,7 +154,7 @@ class Campaign:
             found = exploration.next_failure(self._deadline, shrink_s=self._options.shrink_s)
             if found is None:
                 break
-            self._hunted = None
+            self._hunted = ""
             case, first = lower(found.smallest), lower(found.first)
             verdict = self._check(worker, case)
             self._report(worker, description, case, verdict, total_bytes(first))
@@ -165,7 +166,7 @@ class Campaign:
         return "max_cases" if spent and self._deadline.cases >= spent else "budget"
 
     def _fails(self, worker: Worker, domain: Domain, scene: Scene) -> bool | None:
-        """Whether a scene fails in a new way, or in the way being shrunk; None: not to be run."""
+        """Whether a scene fails in a new way, of the property being shrunk; None: not to be run."""
         case = lower(scene)
         shown = facts(case)
         if domain.refusal(shown) is not None:
@@ -175,12 +176,14 @@ class Campaign:
             return None
         self._progress("shrink" if self._hunted else "random")
         verdict = self._check(worker, case)
-        if self._hunted is None:
+        if not self._hunted:
             self._tally.count(shown, verdict)
-            if not verdict.failed or signature(case, verdict) in self._known:
-                return False
-            self._hunted = signature(case, verdict)
-        return bool(verdict.failed) and signature(case, verdict) == self._hunted
+        if not verdict.failed or signature(case, verdict) in self._known:
+            return False
+        # The plainest case that fails the same property, by whatever path of the kernel: the
+        # signature is taken on the minimum, and what is known already is no way down.
+        self._hunted = self._hunted or verdict.failed[0].name
+        return verdict.failed[0].name == self._hunted
 
     def _remembered(self, target: str) -> list[Case]:
         """Cases of this target whose process died unseen, then its saved seeds."""
