@@ -5,7 +5,7 @@ import math
 from kvfuzz.cpu.control import bind_call, bind_for, bind_if, bind_while
 from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.ir import Block, Function, Module, Op
-from kvfuzz.cpu.machine import Bound, Code, Follow, Program, Routine, Step, Target
+from kvfuzz.cpu.machine import Bound, Code, Follow, Jump, Program, Routine, Step
 from kvfuzz.cpu.ops_extern import bind_extern
 from kvfuzz.cpu.ops_float import FLOAT_OPS
 from kvfuzz.cpu.ops_integer import INTEGER_OPS
@@ -78,7 +78,7 @@ class _Decoder:
         *ops, last = block.ops
         outcome = last.operands if last.name != "cf.br" else ()
         targets = tuple(
-            Target((number_of or {})[each.block], each.operands) for each in last.successors
+            Jump((number_of or {})[each.block], each.operands) for each in last.successors
         )
         return Code(block.arguments, tuple(self._bound(op) for op in ops), outcome, targets)
 

@@ -39,7 +39,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Jump:
     """Where a branch goes: a block's number and the slots whose values it is given."""
 
     block: int
@@ -53,7 +53,7 @@ class Code:
     arguments: tuple[int, ...]
     ops: tuple[Bound, ...]
     outcome: tuple[int, ...]
-    targets: tuple[Target, ...]
+    targets: tuple[Jump, ...]
 
 
 @dataclass(frozen=True, slots=True)

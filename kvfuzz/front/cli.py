@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from kvfuzz.errors import KvfuzzError
+from kvfuzz.model.target import LANES
 
-LANES = ("cpu", "gpu")
 SOURCE_HELP = "Source tree of a project, loaded without install or build (repeatable)."
 
 

@@ -17,16 +17,16 @@ ACTIVATIONS = ("key", "value")
 SCALARS = {"kv_cache_layout", "cache_dtype"}
 
 
-class Contract(msgspec.Struct, frozen=True):
+class Binding(msgspec.Struct, frozen=True):
     """The rank of every tensor that a step binds; its fields are the caches and activations."""
 
     ranks: dict[str, int]
 
 
 _SHARED = dict.fromkeys(CACHES, 4) | dict.fromkeys(ACTIVATIONS, 3) | dict.fromkeys(SCALES, 1)
-CONTRACTS: dict[str, Contract] = {
-    "reshape_and_cache": Contract(_SHARED | {"slot_mapping": 1}),
-    "gather_cache": Contract(
+BINDINGS: dict[str, Binding] = {
+    "reshape_and_cache": Binding(_SHARED | {"slot_mapping": 1}),
+    "gather_cache": Binding(
         _SHARED | {"block_table": 2, "seq_starts": 1, "cu_seqlens_kv": 1, "token_to_batch": 1}
     ),
 }
@@ -41,7 +41,7 @@ def check_steps(case: Case) -> None:
     """Raise UsageError with the first step that cannot be executed or judged."""
     _require(bool(case.steps), "no steps")
     for step in case.steps:
-        _require(step.op in CONTRACTS, f"op={step.op!r}, expected one of {', '.join(CONTRACTS)}")
+        _require(step.op in BINDINGS, f"op={step.op!r}, expected one of {', '.join(BINDINGS)}")
         _require(case.steps[0].by == "target", "the first step is not by the target")
         _check_bindings(case, step)
         if step.op == "reshape_and_cache":
@@ -51,7 +51,7 @@ def check_steps(case: Case) -> None:
 
 
 def _check_bindings(case: Case, step: Step) -> None:
-    ranks = CONTRACTS[step.op].ranks
+    ranks = BINDINGS[step.op].ranks
     for kind, bound, needed in (
         ("tensors", step.tensors.keys(), ranks.keys()),
         ("fields", step.fields.keys(), {*CACHES, *ACTIVATIONS}),

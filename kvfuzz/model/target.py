@@ -9,6 +9,9 @@ import msgspec
 
 from kvfuzz.model.axes import Domain
 
+LANES = ("cpu", "gpu")
+"""Where a worker can run kernels."""
+
 Quotient = Literal["x/s", "x*(1/s)"]
 
 

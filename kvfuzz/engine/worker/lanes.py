@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from kvfuzz.errors import InfrastructureError, NotCheckedError, UsageError
+from kvfuzz.model.target import LANES
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles.observation import Stray
 
 GUARD_BYTES = 4096
 """Guard zone on each side of an allocation, where writes of unchecked code would land."""
 GUARD_VALUE = 0xA5
-LANES = ("cpu", "gpu")
 
 
 @dataclass(frozen=True, slots=True)
