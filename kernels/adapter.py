@@ -1,5 +1,6 @@
 """What the engine holds of a target: its description as data, and one callable."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,3 +20,8 @@ class Adapter:
     call: Call
     refusals: tuple[type[BaseException], ...] = ()
     """Exceptions by which the target declares, before any launch, that it refuses an input."""
+
+
+def content_of(source: bytes) -> str:
+    """The hash that names a source file in seeds and reports."""
+    return hashlib.sha256(source).hexdigest()[:16]

@@ -1,11 +1,10 @@
 """conch-triton-kernels' reshape_and_cache."""
 
-import hashlib
 import inspect
 from pathlib import Path
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.model.axes import Domain
@@ -39,7 +38,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         ),
         quantise=Quantise("x*(1/s)", f"{KERNEL}: _reshape_and_cache_kernel"),
         partner="builtin:gather_cache",
-        content=hashlib.sha256(source).hexdigest()[:16],
+        content=content_of(source),
     )
     # Its strict mode raises ValueError or asserts; the engine's calls do not ask for it.
     return Adapter(info, bind(reshape_and_cache, "reshape_and_cache"))

@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import Any, get_args
 
 from kvfuzz.errors import NotCheckedError, UsageError
-from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.contracts import CONTRACTS, bind, objections
 from kvfuzz.kernels.fp8 import formats_of
-from kvfuzz.kernels.own import INVERSE, content_of
+from kvfuzz.kernels.own import INVERSE
 from kvfuzz.model.axes import Domain, nearest
 from kvfuzz.model.target import Quantise, Quotient, TargetInfo, TargetSpec
 

@@ -1,13 +1,12 @@
 """Adapters of the kernels in `builtin/`, whole (builtin:NAME) and broken (mutant:NAME)."""
 
-import hashlib
 import linecache
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from kvfuzz.errors import UsageError
-from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
 from kvfuzz.kernels.contracts import bind
@@ -30,11 +29,6 @@ INVERSE = {
 QUANTISE = Quantise("x/s", "kernels/builtin/reshape_and_cache.py: quantised")
 
 REFUSALS = (NotImplementedError,)
-
-
-def content_of(source: bytes) -> str:
-    """The hash that names a source file in seeds and reports."""
-    return hashlib.sha256(source).hexdigest()[:16]
 
 
 def builtin(spec: TargetSpec, *, arch: str) -> Adapter:

@@ -8,13 +8,10 @@ from kvfuzz.errors import NotCheckedError, UsageError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.catalogue import ENTRY_POINTS, list_targets
 from kvfuzz.model.axes import nearest
-from kvfuzz.model.target import TargetSpec
+from kvfuzz.model.target import DEFAULT_ARCH, TargetSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-DEFAULT_ARCH = "gfx942"
-"""The default of the cpu lane; it decides which fp8 an engine uses."""
 
 
 class Maker(Protocol):

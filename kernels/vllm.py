@@ -4,7 +4,6 @@ Everything is read off the tree: what a function accepts from its own source, wh
 hands it from the backend beside it. No release number is known here.
 """
 
-import hashlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels.adapter import Adapter, Call
+from kvfuzz.kernels.adapter import Adapter, Call, content_of
 from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.kernels.source_loader import SourceTree
@@ -203,7 +202,7 @@ def _text(module: ModuleType) -> str:
 
 
 def _content(module: ModuleType) -> str:
-    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()[:16]
+    return content_of(Path(str(module.__file__)).read_bytes())
 
 
 def _strided_as_nhd(call: Call) -> Call:

@@ -38,7 +38,6 @@ class Run:
     quantise: Quantise
     before: dict[str, Tensor]
     after: dict[str, Tensor]
-    read: dict[str, Tensor] | None = None
     written: dict[str, Tensor] | None = None
     strays: tuple[Stray, ...] = ()
     launches: tuple[Launch, ...] = ()

@@ -13,11 +13,6 @@ from kvfuzz.reports.text import Pairs, count, numbers
 MOST_SEQUENCES = 6
 
 
-def nbytes(case: Case) -> int:
-    """Bytes of all buffers."""
-    return sum(buffer.nbytes for buffer in case.buffers)
-
-
 def case_rows(case: Case) -> Pairs:
     """The case in about ten rows."""
     scene, g = case.scene, case.geometry

@@ -2,7 +2,7 @@
 
 from kvfuzz.model.axes import facts
 from kvfuzz.model.seed import Seed
-from kvfuzz.reports.cases import buffer_rows, case_rows, launch_rows, nbytes, view_rows
+from kvfuzz.reports.cases import buffer_rows, case_rows, launch_rows, view_rows
 from kvfuzz.reports.text import Pairs, columns
 from kvfuzz.reports.words import words
 
@@ -25,7 +25,7 @@ def seed_lines(seed: Seed, path: str) -> list[str]:
     return [
         *columns(about, indent=0),
         "",
-        f"case, {nbytes(seed.case):,} bytes",
+        f"case, {seed.case.nbytes:,} bytes",
         *columns([*case_rows(seed.case), *launch_rows(expected.launches)]),
         "",
         "buffers: bytes, first content",

@@ -9,7 +9,7 @@ from kvfuzz.model.events import Found
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 from kvfuzz.reports import places
-from kvfuzz.reports.cases import case_rows, launch_rows, nbytes
+from kvfuzz.reports.cases import case_rows, launch_rows
 from kvfuzz.reports.text import Pairs
 from kvfuzz.reports.words import words
 
@@ -58,7 +58,7 @@ def view_of(
 ) -> FindingView:
     """The view of a failed `verdict` on the case of `seed`."""
     first, *others = verdict.failed
-    size = nbytes(seed.case)
+    size = seed.case.nbytes
     about = ("case", f"{size:,} bytes in all buffers")
     if shrunk_from > size:
         about = (

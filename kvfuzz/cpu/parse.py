@@ -30,7 +30,6 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 # Printed forms that leave the result's type out or put it first; elsewhere it comes last.
 _IMPLIED_TYPES: dict[str, Callable[[tuple[Type, ...]], tuple[Type, ...]]] = {
     "tt.addptr": lambda types: types[:1],
-    "math.fpowi": lambda types: types[:1],
     "tt.load": lambda types: (Type(types[0].shape, types[0].element),),
     "arith.cmpi": lambda types: (Type(types[0].shape, "i1"),),
     "arith.cmpf": lambda types: (Type(types[0].shape, "i1"),),

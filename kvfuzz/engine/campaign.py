@@ -13,14 +13,11 @@ import msgspec
 import kvfuzz
 from kvfuzz.engine.explore import Deadline, Exploration
 from kvfuzz.engine.findings import (
-    DEFAULT_ARCH,
-    DEFAULT_LANE,
     Signature,
     make_seed,
     replay_command,
     signature,
     size_of,
-    total_bytes,
 )
 from kvfuzz.engine.journal import Journal
 from kvfuzz.engine.pool import Worker
@@ -33,7 +30,7 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.events import Event, Found, Note, Progress, Started
 from kvfuzz.model.lower import lower
 from kvfuzz.model.scene import Scene
-from kvfuzz.model.target import TargetSpec
+from kvfuzz.model.target import DEFAULT_ARCH, DEFAULT_LANE, TargetSpec
 from kvfuzz.model.verdict import Verdict
 from kvfuzz.strategies import scenes
 
@@ -141,7 +138,7 @@ class Campaign:
             verdict = self._check(worker, case)
             self._tally.count(shown, verdict)
             if verdict.failed and signature(case, verdict) not in self._known:
-                self._report(worker, description, case, verdict, total_bytes(case))
+                self._report(worker, description, case, verdict, case.nbytes)
                 if not keep_going:
                     return "finding"
         exploration = Exploration(
@@ -157,7 +154,7 @@ class Campaign:
             self._hunted = ""
             case, first = lower(found.smallest), lower(found.first)
             verdict = self._check(worker, case)
-            self._report(worker, description, case, verdict, total_bytes(first))
+            self._report(worker, description, case, verdict, first.nbytes)
             if not keep_going:
                 return "finding"
         if not self._tally.executed and self._tally.rejected >= MOST_REJECTED:

@@ -15,7 +15,6 @@ from kvfuzz.model.target import TargetSpec
 from kvfuzz.model.verdict import Verdict
 
 Signature = tuple[str, str, str]
-DEFAULT_LANE, DEFAULT_ARCH = "cpu", "gfx942"
 
 
 def signature(case: Case, verdict: Verdict) -> Signature:
@@ -39,11 +38,6 @@ def size_of(scene: Scene) -> tuple[int, ...]:
         g.block_size,
         len(msgspec.json.encode(scene)),
     )
-
-
-def total_bytes(case: Case) -> int:
-    """Bytes of all buffers of a case."""
-    return sum(buffer.nbytes for buffer in case.buffers)
 
 
 def make_seed(case: Case, verdict: Verdict, description: Description) -> Seed:

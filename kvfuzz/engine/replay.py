@@ -2,12 +2,11 @@
 
 import msgspec
 
-from kvfuzz.engine.findings import DEFAULT_ARCH
 from kvfuzz.engine.pool import Worker
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
 from kvfuzz.errors import Exit, UsageError
 from kvfuzz.model.seed import Seed
-from kvfuzz.model.target import TargetSpec
+from kvfuzz.model.target import DEFAULT_ARCH, TargetSpec
 from kvfuzz.model.verdict import Verdict
 
 

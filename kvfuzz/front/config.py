@@ -11,6 +11,7 @@ import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.axes import nearest
+from kvfuzz.model.target import DEFAULT_ARCH, DEFAULT_LANE
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
@@ -20,8 +21,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_d
     budget: str = "60s"
     max_cases: Annotated[int, msgspec.Meta(ge=1)] | None = None
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
-    lane: str = "cpu"
-    arch: str = "gfx942"
+    lane: str = DEFAULT_LANE
+    arch: str = DEFAULT_ARCH
     out: str = "kvfuzz-out"
     source: dict[str, str] = {}
     op: str = ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvfuzz.errors import UsageError
+from kvfuzz.model.target import DEFAULT_ARCH, DEFAULT_LANE
 
 if TYPE_CHECKING:
     import pytest
@@ -50,8 +51,8 @@ def kernel_test(
     max_cases: int = 200,
     budget: str = "60s",
     seed: int = 0,
-    lane: str = "cpu",
-    arch: str = "gfx942",
+    lane: str = DEFAULT_LANE,
+    arch: str = DEFAULT_ARCH,
     sources: Mapping[str, str] | None = None,
     op: str = "",
 ) -> Callable[["pytest.FixtureRequest"], None]:

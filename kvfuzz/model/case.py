@@ -73,6 +73,11 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scene: Scene
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    @property
     def geometry(self) -> Geometry:
         """The sizes of the cache that the first step works on."""
         extents = self.bound_field(self.steps[0], "key_cache").extents

@@ -11,6 +11,8 @@ from kvfuzz.model.axes import Domain
 
 LANES = ("cpu", "gpu")
 """Where a worker can run kernels."""
+DEFAULT_LANE, DEFAULT_ARCH = "cpu", "gfx942"
+"""The arch of the cpu lane decides, for instance, which fp8 an engine uses."""
 
 Quotient = Literal["x/s", "x*(1/s)"]
 

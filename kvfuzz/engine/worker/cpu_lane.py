@@ -79,7 +79,6 @@ class CheckedCpuLane:
             for each in access.strays
         )
         return Seen(
-            read={name: torch.from_numpy(access.read(name)) for name in self._names},
             written={name: torch.from_numpy(access.written(name)) for name in self._names},
             strays=strays,
             launches=launches,

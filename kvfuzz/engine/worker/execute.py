@@ -75,18 +75,17 @@ def execute(
         lane.release()
     error, refused, unsupported = _classified(seen, [adapter for adapter, _, _ in calls])
     run = Run(
-        case,
-        quantise,
-        before,
-        after,
-        seen.read,
-        seen.written,
-        seen.strays,
-        seen.launches,
-        broken,
-        error,
-        refused,
-        unsupported,
+        case=case,
+        quantise=quantise,
+        before=before,
+        after=after,
+        written=seen.written,
+        strays=seen.strays,
+        launches=seen.launches,
+        guards_broken=broken,
+        error=error,
+        refused=refused,
+        unsupported=unsupported,
     )
     return run, seen
 

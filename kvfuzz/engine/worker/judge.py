@@ -50,8 +50,9 @@ class Judge:
             if not base.error:
                 hazards += each.hazards(runs)
         results = self._attributed(results)
-        if explain:
-            results = [self._explained(result, case) for result in results]
+        if explain and any(map(_traceable, results)):
+            _, traced = self._run(Variant(case), base=base, origins=True)
+            results = [_explained(result, case, traced) for result in results]
         return Verdict(
             tuple(results),
             digest=_digest(base),
@@ -107,16 +108,21 @@ class Judge:
         refusal = self._partner.info.domain.refusal(relevant)
         return f"outside the domain of {self._partner.info.name}: {refusal}" if refusal else ""
 
-    def _explained(self, result: PropertyResult, case: Case) -> PropertyResult:
-        violation = result.violation
-        if violation is None or violation.place is None or result.name not in ("oracle", "frame"):
-            return result
-        _, seen = self._run(Variant(case), origins=True)
-        origin = _origin(case, seen, violation.place.buffer, violation.place.byte)
-        explained = msgspec.structs.replace(
-            violation, origin=origin, traced=seen.origin_of is not None
-        )
-        return msgspec.structs.replace(result, violation=explained)
+
+def _traceable(result: PropertyResult) -> bool:
+    """Whether a failure is about a byte that came from somewhere."""
+    found = result.violation
+    return found is not None and found.place is not None and result.name in ("oracle", "frame")
+
+
+def _explained(result: PropertyResult, case: Case, seen: Seen) -> PropertyResult:
+    violation = result.violation
+    if violation is None or violation.place is None or not _traceable(result):
+        return result
+    origin = _origin(case, seen, violation.place.buffer, violation.place.byte)
+    traced = seen.origin_of is not None
+    explained = msgspec.structs.replace(violation, origin=origin, traced=traced)
+    return msgspec.structs.replace(result, violation=explained)
 
 
 def _noted(result: PropertyResult, note: str) -> PropertyResult:

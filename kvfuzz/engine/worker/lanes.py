@@ -24,9 +24,8 @@ GUARD_VALUE = 0xA5
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a lane recorded of one call; masks are None where it records no accesses."""
+    """What a lane recorded of one call; `written` is None where it records no accesses."""
 
-    read: dict[str, Tensor] | None = None
     written: dict[str, Tensor] | None = None
     strays: tuple[Stray, ...] = ()
     launches: tuple[Launch, ...] = ()
