@@ -59,7 +59,7 @@ class Expectation:
         return result
 
     def _equal_nans(self, buffer: str, after: Tensor) -> list[Tensor]:
-        """Byte addresses of the elements that are NaN and, by a conversion, were to be."""
+        """Positions of the elements that are NaN and, by a conversion, were to be."""
         found = []
         for stored in self.stored:
             if stored.field.buffer != buffer or not stored.converted:

@@ -37,12 +37,12 @@ def gather_cache(
         token = (position % block_size)[:, None, None]
         codes = image.read(
             images[cache.buffer],
-            image.addresses(cache, block=block, token=token, head=head, dim=dim),
+            image.positions(case, cache, block=block, token=token, head=head, dim=dim),
             cache.dtype,
         )
         scale = images[case.bound_buffer(step, scale_name)].view(torch.float32)
         converted = cache.dtype != out.dtype
         codes = dequantised(codes, cache.dtype, out.dtype, scale)
-        at = image.addresses(out, token=row, head=head, dim=dim)
+        at = image.positions(case, out, token=row, head=head, dim=dim)
         stored.append(Stored(out, at, codes, converted))
     return stored

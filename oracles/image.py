@@ -1,14 +1,33 @@
 """Images of memory: where an element's bytes are, reading codes from bytes, writing them back.
 
-An image is a one-dimensional uint8 tensor with the bytes of one buffer. Addresses come from a
-field's mixed-radix map, never from a view.
+An image is a one-dimensional uint8 tensor with the bytes of one buffer that are held: all of them,
+or some spans of a large one (`kvfuzz.model.held`). A *position* is an index into it. Positions come
+from a field's mixed-radix map, never from a view.
 """
 
 import torch
 from torch import Tensor
 
+from kvfuzz.errors import UsageError
+from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.held import held
 from kvfuzz.model.layout import Field
+
+
+def positions(case: Case, field: Field, **coordinates: Tensor) -> Tensor:
+    """Position of the element at each coordinate; the coordinate tensors broadcast.
+
+    Raises UsageError where an element is not held.
+    """
+    at, kept = addresses(field, **coordinates), held(case, field.buffer)
+    if kept.is_whole:
+        return at
+    starts, stops = (torch.tensor(ends, device=at.device) for ends in zip(*kept.spans, strict=True))
+    number = torch.searchsorted(starts, at, right=True) - 1
+    if bool((number < 0).any()) or bool((at >= stops[number]).any()):
+        raise UsageError(f"an element of {field.name} lies outside the held bytes of the cache")
+    return at - starts[number] + torch.tensor(kept.firsts, device=at.device)[number]
 
 
 def addresses(field: Field, **coordinates: Tensor) -> Tensor:
@@ -26,12 +45,12 @@ def addresses(field: Field, **coordinates: Tensor) -> Tensor:
 
 
 def element_bytes(at: Tensor, dtype: str) -> Tensor:
-    """The addresses of every byte of the elements at `at`: one more axis, of the element size."""
+    """The positions of every byte of the elements at `at`: one more axis, of the element size."""
     return at.unsqueeze(-1) + torch.arange(itemsize(dtype), device=at.device)
 
 
 def read(image: Tensor, at: Tensor, dtype: str) -> Tensor:
-    """The codes of the elements of `dtype` at byte addresses `at`; int64, little endian."""
+    """The codes of the elements of `dtype` at positions `at`; int64, little endian."""
     parts = image[element_bytes(at, dtype)].to(torch.int64)
     code = parts[..., 0]
     for index in range(1, parts.shape[-1]):
@@ -40,6 +59,6 @@ def read(image: Tensor, at: Tensor, dtype: str) -> Tensor:
 
 
 def write(image: Tensor, at: Tensor, dtype: str, codes: Tensor) -> None:
-    """Put `codes` at byte addresses `at` of `image`, little endian."""
+    """Put `codes` at positions `at` of `image`, little endian."""
     shifts = torch.arange(itemsize(dtype), device=at.device) * 8
     image[element_bytes(at, dtype)] = ((codes.unsqueeze(-1) >> shifts) & 0xFF).to(torch.uint8)

@@ -30,9 +30,47 @@ class Stray:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """A 32-bit integer that lost bits at `lost_where` and decided an access at `where`.
+
+    For an address `used` and `exact` are byte offsets in `buffer`; else they are truth values.
+    """
+
+    reached: Literal["address", "mask", "branch"]
+    kernel: str
+    where: str
+    lost_where: str
+    program: tuple[int, ...]
+    buffer: str
+    used: int
+    exact: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses of one launch to one byte, without an order between them, that differ.
+
+    `other_where` is empty and `other_program` None where they are not known.
+    """
+
+    kind: Literal["write/write", "read/write"]
+    kernel: str
+    where: str
+    program: tuple[int, ...]
+    other_where: str
+    other_program: tuple[int, ...] | None
+    buffer: str
+    offset: int
+    nbytes: int
+    count: int
+
+
 @dataclass(frozen=True)
 class Run:
-    """One execution of `case`. Masks are bool per byte of a buffer, None where not recorded."""
+    """One execution of `case`. Images and masks have an entry per held byte of a buffer
+    (`kvfuzz.model.held`); masks are bool, None where not recorded."""
 
     case: Case
     quantise: Quantise
@@ -41,6 +79,14 @@ class Run:
     written: dict[str, Tensor] | None = None
     strays: tuple[Stray, ...] = ()
     launches: tuple[Launch, ...] = ()
+    overflows: tuple[Overflow, ...] = ()
+    races: tuple[Race, ...] = ()
+    crossed: tuple[str, ...] = ()
+    """Buffers of which some byte was both read and written."""
+    synchronises: str = ""
+    """The kernel that orders its programs by atomics, with the line; empty where none does."""
+    outside: dict[str, int] = field(default_factory=dict)
+    """By buffer: the first byte that was written although it is not held."""
     guards_broken: dict[str, int] = field(default_factory=dict)
     """First changed byte of the guard zones around a buffer, relative to the buffer's start."""
     error: str = ""

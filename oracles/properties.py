@@ -18,10 +18,14 @@ BASE = "base"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A further run: of `case`, with reads outside an allocation returning `poison`."""
+    """A further run: of `case`, with reads outside an allocation returning `poison`.
+
+    `readers` asks the lane to relate reads and writes of different programs as well.
+    """
 
     case: Case
     poison: int = 0xA5
+    readers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def _step(case: Case, op: str) -> Step:
 def _codes(run: Run, images: dict[str, Tensor], step: Step, name: str, rows: Tensor) -> Tensor:
     field = run.case.bound_field(step, name)
     row, head, dim = rows_heads_dims(field, rows)
-    at = image.addresses(field, token=row, head=head, dim=dim)
+    at = image.positions(run.case, field, token=row, head=head, dim=dim)
     return image.read(images[field.buffer], at, field.dtype)
 
 

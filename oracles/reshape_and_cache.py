@@ -30,12 +30,12 @@ def reshape_and_cache(
         slot = slots[rows][:, None, None]
         codes = image.read(
             images[source.buffer],
-            image.addresses(source, token=row, head=head, dim=dim),
+            image.positions(case, source, token=row, head=head, dim=dim),
             source.dtype,
         )
         scale = images[case.bound_buffer(step, scale_name)].view(torch.float32)
-        at = image.addresses(
-            cache, block=slot // block_size, token=slot % block_size, head=head, dim=dim
+        at = image.positions(
+            case, cache, block=slot // block_size, token=slot % block_size, head=head, dim=dim
         )
         converted = source.dtype != cache.dtype
         codes = quantised(codes, source.dtype, cache.dtype, scale, quantise)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.held import held
 from kvfuzz.model.verdict import Hazard, Place, Violation
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Runs
@@ -32,7 +33,13 @@ def _element_hex(case: Case, place: Place, image: Tensor) -> str:
         field = case.field(place.field)
         start = field.byte({axis: place.coordinate[axis] for axis in field.extents})
         size = itemsize(field.dtype)
+    start = held(case, place.buffer).position(start)
     return "0x" + bytes(image[start : start + size].flip(0).tolist()).hex()
+
+
+def _address(case: Case, buffer: str, mask: Tensor) -> int:
+    """The byte address of the first true entry of a mask over held bytes."""
+    return held(case, buffer).address(int(torch.nonzero(mask)[0]))
 
 
 def first_violation(
@@ -49,7 +56,7 @@ def first_violation(
     for name, mask in wrong.items():
         if not bool(mask.any()):
             continue
-        place = place_of(run.case, name, int(torch.nonzero(mask)[0]))
+        place = place_of(run.case, name, _address(run.case, name, mask))
         return Violation(
             message,
             place,
@@ -99,13 +106,19 @@ def frame(runs: Runs) -> Violation | None:
     wrong = {name: mask & (run.after[name] != run.before[name]) for name, mask in never.items()}
     message = "a byte that the op must not touch was overwritten"
     found = first_violation(run, wrong, never, message, run.before)
-    if found is None:
-        for name in must.keys() & run.guards_broken.keys():
-            return Violation(
-                "the guard zone around the allocation was overwritten",
-                Place(name, run.guards_broken[name]),
-            )
-    return found
+    return found or _far_write(run, [name for name in run.before if name in must], "the allocation")
+
+
+def _far_write(run: Run, names: list[str], what: str) -> Violation | None:
+    """A write to the guard zone of a buffer, or to a byte of a large one that no block names."""
+    for name in names:
+        if name in run.guards_broken:
+            message = f"the guard zone around {what} was overwritten"
+            return Violation(message, Place(name, run.guards_broken[name]))
+        if name in run.outside:
+            message = f"a byte of {what} was written, far from every block that the batch names"
+            return Violation(message, place_of(run.case, name, run.outside[name]))
+    return None
 
 
 def rewritten(runs: Runs) -> list[Hazard]:
@@ -117,7 +130,7 @@ def rewritten(runs: Runs) -> list[Hazard]:
     for name, must in run.expectation.must.items():
         equal = run.written[name] & ~must & (run.after[name] == run.before[name])
         if bool(equal.any()):
-            place = place_of(run.case, name, int(torch.nonzero(equal)[0]))
+            place = place_of(run.case, name, _address(run.case, name, equal))
             what = f"bytes of {place.field or 'no element'} in {name} that it need not write"
             hazards.append(Hazard("rewrite", f"the op rewrites {what} with equal values"))
     return hazards
@@ -132,11 +145,4 @@ def immutable(runs: Runs) -> Violation | None:
     judged = {name: torch.ones_like(run.before[name]) for name in only_read}
     message = "a buffer that the op only reads was changed"
     found = first_violation(run, wrong, judged, message, run.before)
-    if found is None:
-        for name in only_read:
-            if name in run.guards_broken:
-                return Violation(
-                    "the guard zone around a buffer that is only read was overwritten",
-                    Place(name, run.guards_broken[name]),
-                )
-    return found
+    return found or _far_write(run, only_read, "a buffer that is only read")

@@ -1,6 +1,6 @@
 """All properties, in the order of `kvfuzz.model.verdict.PROPERTY_NAMES`."""
 
-from kvfuzz.oracles import access, relations, stored_bytes
+from kvfuzz.oracles import access, relations, schedule, stored_bytes
 from kvfuzz.oracles.properties import Property
 
 PROPERTIES: tuple[Property, ...] = (
@@ -19,6 +19,8 @@ PROPERTIES: tuple[Property, ...] = (
         variants=access.bounds_variants,
         hazards=access.stray_reads,
     ),
+    Property("no_overflow", schedule.no_overflow),
+    Property("no_race", schedule.no_race, variants=schedule.race_variants),
     Property(
         "roundtrip",
         relations.roundtrip,

@@ -16,7 +16,7 @@ SIDES = (("key", "key_cache", "k_scale"), ("value", "value_cache", "v_scale"))
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Elements that an op must store into `field`: byte addresses and codes of equal shape."""
+    """Elements that an op must store into `field`: positions and codes of equal shape."""
 
     field: Field
     at: Tensor

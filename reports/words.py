@@ -43,6 +43,12 @@ _WORDS: dict[str, PropertyWords] = {
     "bounds": PropertyWords(
         "no access outside an allocation writes, or reads what reaches a result"
     ),
+    "no_overflow": PropertyWords(
+        "no 32-bit integer that loses bits decides the address, mask or branch of an access"
+    ),
+    "no_race": PropertyWords(
+        "no byte is written differently, or read and changed, by two programs of one launch"
+    ),
     "roundtrip": PropertyWords(
         "what is written to the cache and gathered back is what went in",
         "bytes gathered back",

@@ -1,19 +1,24 @@
-"""What the kernels of one observation did to memory: bytes read and written, strays, launches."""
+"""What the kernels of one observation did to memory: bytes read and written, and what was amiss."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.elements import misaligned, shift_of
 from kvfuzz.cpu.errors import LaneError
+from kvfuzz.cpu.races import Race, Races
+from kvfuzz.cpu.reserve import marked_in, pages_of, zeros
 from kvfuzz.cpu.space import AddressSpace, Allocation
 
 Array = NDArray[Any]
 Kind = Literal["read", "write"]
+Reached = Literal["address", "mask", "branch"]
 
 ORIGIN_SHIFT = 48  # an origin is one int64: allocation number, then byte offset
 NO_ORIGIN = -1
+_ALL_MARKED = {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,28 @@ class Stray:
 
 
 @dataclass(frozen=True, slots=True)
+class Overflow:
+    """A 32-bit integer that lost bits and decided an access; the first element, and how many.
+
+    `line` is where it reached an address, a mask or a branch, `lost_line` where it lost its bits.
+    For an address, `offset` is the byte offset in `allocation` that was used and `exact` the one
+    that 64-bit arithmetic gives; for a mask or a branch they are the two truth values.
+    """
+
+    reached: Reached
+    kernel: str
+    file: str
+    line: int
+    lost_file: str
+    lost_line: int
+    program: tuple[int, int, int]
+    allocation: str
+    offset: int
+    exact: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel launch: `grid` (x, y, z); `constexprs` by name; compile `options` by name."""
 
@@ -48,16 +75,38 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The byte sets of one allocation (bool `[nbytes]`), and their wider views by item size."""
+    """The byte sets of one allocation (bool `[nbytes]`), and their wider views by item size.
+
+    For a large allocation `pages` holds the numbers of the pages that have a mark.
+    """
 
     allocation: Allocation
     read: Array
     written: Array
     origin: Array | None
     wide: dict[tuple[Kind, int], Array] = field(default_factory=dict)
+    pages: dict[Kind, set[int]] = field(default_factory=lambda: {"read": set(), "write": set()})
 
-    def view(self, kind: Kind, size: int) -> Array:
-        """The byte set seen in elements of `size` bytes, aligned to the allocation's start."""
+    def note(self, kind: Kind, offset: Array, size: int) -> None:
+        """Mark elements of `size` bytes at byte offsets."""
+        if self.allocation.is_large:
+            self.pages[kind] |= pages_of(offset)
+            if size > 1:
+                self.pages[kind] |= pages_of(offset + (size - 1))
+        if size == 1 or not misaligned(offset, size):
+            self._view(kind, size)[offset >> shift_of(size)] = _ALL_MARKED[size]
+        else:
+            for byte in range(size):
+                self._view(kind, 1)[offset + byte] = 1
+
+    def bytes_of(self, kind: Kind) -> Array:
+        """The offsets of all marked bytes, ascending; int64."""
+        marks = self.read if kind == "read" else self.written
+        if self.allocation.is_large:
+            return marked_in(marks, self.pages[kind])
+        return np.flatnonzero(marks)
+
+    def _view(self, kind: Kind, size: int) -> Array:
         view = self.wide.get((kind, size))
         if view is None:
             marks = self.read if kind == "read" else self.written
@@ -70,11 +119,17 @@ class Marks:
 class Access:
     """The record of one observation. Byte sets are bool arrays, one entry per byte."""
 
-    def __init__(self, space: AddressSpace, *, trace_origins: bool = False) -> None:
+    def __init__(
+        self, space: AddressSpace, *, trace_origins: bool = False, readers: bool = False
+    ) -> None:
         self.trace_origins = trace_origins
-        self._space = space
+        self.races = Races(readers)
         self.launches: list[Launch] = []
+        self.synchronises: str = ""
+        """Where a kernel uses what an atomic access returned, so that its order is its own."""
+        self._space = space
         self._strays: dict[tuple[int, Kind, int], Stray] = {}
+        self._overflows: dict[tuple[int, Reached], Overflow] = {}
         self._marks: dict[int, Marks] = {}
         self._by_name: dict[str, int] = {}
 
@@ -84,9 +139,29 @@ class Access:
         return list(self._strays.values())
 
     @property
+    def overflows(self) -> list[Overflow]:
+        """One record per op and what was reached, in the order of their first instance."""
+        return list(self._overflows.values())
+
+    @property
+    def found_races(self) -> list[Race]:
+        """One record per op, allocation and kind, in the order of their first instance."""
+        return list(self.races.found.values())
+
+    @property
+    def crossed(self) -> list[str]:
+        """Allocations of which some byte was both read and written, in any launches."""
+        return [marks.allocation.name for marks in self._marks.values() if _crossed(marks)]
+
+    @property
     def names(self) -> list[str]:
         """Names of the allocations that were touched, `tensor:<argument>` ones included."""
         return list(self._by_name)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the allocations that were touched."""
+        return list(self._marks)
 
     def read(self, name: str) -> Array:
         """Bytes of allocation `name` that active lanes read; bool `[nbytes]`."""
@@ -95,6 +170,10 @@ class Access:
     def written(self, name: str) -> Array:
         """Bytes of allocation `name` that active lanes wrote; bool `[nbytes]`."""
         return self._named(name).written
+
+    def bytes_of(self, name: str, kind: Kind) -> Array:
+        """Offsets of the bytes of `name` that were read or written, ascending; int64."""
+        return self._named(name).bytes_of(kind)
 
     def origin(self, name: str) -> tuple[Array, Array]:
         """Where each byte of `name` came from: allocation number int32, byte offset int64.
@@ -110,37 +189,63 @@ class Access:
         offsets = np.where(known, origin & ((1 << ORIGIN_SHIFT) - 1), -1)
         return np.where(known, origin >> ORIGIN_SHIFT, -1).astype(np.int32), offsets
 
+    def origin_of(self, name: str, byte: int) -> tuple[int, int] | None:
+        """The allocation number and the byte that `byte` of `name` came from, if it was loaded."""
+        origin = self._named(name).origin
+        if origin is None:
+            raise LaneError("origins were not traced; use lane.observe(trace_origins=True)")
+        # Large records are zeroed, so that an origin is kept plus one there.
+        found = int(origin[byte]) - int(self._named(name).allocation.is_large)
+        if found == NO_ORIGIN:
+            return None
+        return found >> ORIGIN_SHIFT, found & ((1 << ORIGIN_SHIFT) - 1)
+
     def allocation_name(self, number: int) -> str:
         """The name of an allocation by its number in `origin`."""
         return next(name for name, each in self._by_name.items() if each == number)
+
+    def begin_launch(self, launch: Launch) -> None:
+        """Note a launch; what its programs do is ordered after all before."""
+        self.launches.append(launch)
+        self.races.begin_launch()
 
     def marks(self, allocation: Allocation) -> Marks:
         """The byte sets of `allocation`, made on first use."""
         marks = self._marks.get(allocation.number)
         if marks is None:
-            origin = np.full(allocation.nbytes, NO_ORIGIN) if self.trace_origins else None
-            read = np.zeros(allocation.nbytes, np.bool_)
-            marks = Marks(allocation, read, np.zeros_like(read), origin)
+            nbytes = allocation.nbytes
+            read, written = (zeros(nbytes, np.bool_) for _ in range(2))
+            marks = Marks(allocation, read, written, self._no_origins(allocation))
             self._marks[allocation.number] = marks
             self._by_name[allocation.name] = allocation.number
         return marks
+
+    def _no_origins(self, allocation: Allocation) -> Array | None:
+        if not self.trace_origins:
+            return None
+        if allocation.is_large:
+            return zeros(allocation.nbytes, np.int64)
+        return np.full(allocation.nbytes, NO_ORIGIN)
+
+    def note_origin(self, allocation: Allocation, at: Array, origin: Array) -> None:
+        """Write where the bytes at offsets `at` came from."""
+        target = self.marks(allocation).origin
+        if target is not None:
+            target[at] = origin + int(allocation.is_large)
 
     def add_stray(self, key: tuple[int, Kind, int], stray: Stray) -> None:
         """Count a stray of the op, kind and allocation in `key`; the first instance stays."""
         first = self._strays.get(key)
         if first is not None:
-            stray = Stray(
-                first.kind,
-                first.kernel,
-                first.file,
-                first.line,
-                first.program,
-                first.allocation,
-                first.offset,
-                first.nbytes,
-                first.count + stray.count,
-            )
+            stray = replace(first, count=first.count + stray.count)
         self._strays[key] = stray
+
+    def add_overflow(self, key: tuple[int, Reached], overflow: Overflow) -> None:
+        """Count an overflow of the op in `key`; the first instance stays."""
+        first = self._overflows.get(key)
+        if first is not None:
+            overflow = replace(first, count=first.count + overflow.count)
+        self._overflows[key] = overflow
 
     def _named(self, name: str) -> Marks:
         number = self._by_name.get(name)
@@ -150,3 +255,10 @@ class Access:
         if allocation is None:
             raise LaneError(f"name={name!r} was not allocated; known: {', '.join(self._by_name)}")
         return self.marks(allocation)
+
+
+def _crossed(marks: Marks) -> bool:
+    if marks.allocation.is_large:
+        both = marks.pages["read"] & marks.pages["write"]
+        return any(marks.read[at] for at in marked_in(marks.written, both))
+    return bool((marks.read & marks.written).any())

@@ -62,7 +62,7 @@ def read_modify_write(
     for rank in range(int(order.max(initial=-1)) + 1):
         now = order == rank
         read = machine.memory.load(op, machine, wide, now, old)
-        machine.memory.store(op, machine, wide, compute(read, operand), now)
+        machine.memory.store(op, machine, wide, compute(read, operand), now, ordered=True)
         old = read
     return old
 

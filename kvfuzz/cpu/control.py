@@ -13,11 +13,24 @@ from numpy.typing import NDArray
 from kvfuzz.cpu.errors import LaunchError
 from kvfuzz.cpu.ir import Block, Op
 from kvfuzz.cpu.machine import Code, Machine, Routine, Step
-from kvfuzz.cpu.values import STORAGE, Mask, merge, raw
+from kvfuzz.cpu.overflow import decide
+from kvfuzz.cpu.values import STORAGE, Mask, merge
 
 Array = NDArray[Any]
 BindBlock = Callable[[Block], Code]
 Split = tuple[bool, Mask]  # whether any program goes this way, and which
+
+_ACCESSES = frozenset(
+    {
+        "tt.load",
+        "tt.store",
+        "tt.atomic_rmw",
+        "tt.atomic_cas",
+        "tt.descriptor_load",
+        "tt.descriptor_store",
+        "tt.call",
+    }
+)
 
 
 def split(mask: Mask, condition: Array) -> tuple[Split, Split]:
@@ -56,7 +69,7 @@ def run_routine(machine: Machine, routine: Routine, arguments: Sequence[Any]) ->
             continue
         ways: tuple[Split, ...] = ((True, mask),)
         if len(code.targets) == 2:
-            ways = split(mask, raw(outcome[0]))
+            ways = _fork(machine, code.terminator, outcome[0])
         for target, (any_goes, going) in zip(code.targets, ways, strict=True):
             if any_goes:
                 passed = [machine.slots[slot] for slot in target.operands]
@@ -64,6 +77,24 @@ def run_routine(machine: Machine, routine: Routine, arguments: Sequence[Any]) ->
     _, results = _join(returned)
     machine.slots, machine.mask = outer_slots, outer_mask
     return tuple(results)
+
+
+def _fork(
+    machine: Machine, op: Op | None, condition: Any, *, guards: bool = True
+) -> tuple[Split, Split]:
+    """Which programs take a branch of `op` and which do not; both are noted."""
+    if op is None:
+        return split(machine.mask, condition)
+    ways = split(machine.mask, decide(machine, op, condition, guards=guards))
+    if machine.coverage is not None:
+        machine.coverage.note(op, ways[0][0], ways[1][0])
+    return ways
+
+
+def reaches_memory(op: Op) -> bool:
+    """Whether the regions of `op` access memory, or call what may."""
+    inner = [each for region in op.regions for block in region for each in block.ops]
+    return any(each.name in _ACCESSES or reaches_memory(each) for each in inner)
 
 
 def _join(arrived: list[tuple[Mask, list[Any]]]) -> tuple[Mask, list[Any]]:
@@ -83,11 +114,13 @@ def _results(values: Sequence[Any]) -> Any:
 def bind_if(op: Op, bind: BindBlock) -> Step:
     """`scf.if`, with or without results."""
     sides = [bind(region[0]) for region in op.regions]
+    guards = reaches_memory(op)
 
     def step(machine: Machine, condition: Any) -> Any:
         outer = machine.mask
         done: list[tuple[Mask, tuple[Any, ...]]] = []
-        for code, (any_goes, going) in zip(sides, split(outer, raw(condition)), strict=False):
+        ways = _fork(machine, op, condition, guards=guards)
+        for code, (any_goes, going) in zip(sides, ways, strict=False):
             if any_goes:
                 machine.mask = going
                 done.append((going, machine.run(code)))
@@ -106,13 +139,18 @@ def bind_for(op: Op, bind: BindBlock) -> Step:
     """`scf.for`; bounds and step may differ between programs."""
     code = bind(op.regions[0][0])
     dtype = np.dtype(STORAGE[op.regions[0][0].argument_types[0].element])
+    guards = reaches_memory(op)
 
-    def step(machine: Machine, low: Any, high: Any, stride: Any, *carried: Any) -> Any:
-        low, high, stride = raw(low), raw(high), raw(stride)
+    def step(machine: Machine, *operands: Any) -> Any:
+        low, high, stride = (decide(machine, op, each, guards=guards) for each in operands[:3])
+        carried = operands[3:]
         values: Sequence[Any] = carried
         (still, _), _ = split(machine.mask, stride <= 0)
         if still:
             raise LaunchError(f"a loop without step in {op.location}")
+        if machine.coverage is not None and not machine.coverage.complete(op):
+            trips = -((low.astype(np.int64) - high) // stride)
+            machine.coverage.note_trips(op, trips, machine.mask)
         if len(low) == len(high) == len(stride) == 1:
             for counter in range(int(low[0]), int(high[0]), int(stride[0])):
                 machine.burn(op)
@@ -139,22 +177,28 @@ def bind_for(op: Op, bind: BindBlock) -> Step:
 def bind_while(op: Op, bind: BindBlock) -> Step:
     """`scf.while`: the first region decides and hands on values, the second is the body."""
     before, after = (bind(region[0]) for region in op.regions)
+    guards = reaches_memory(op)
 
     def step(machine: Machine, *carried: Any) -> Any:
         outer = machine.mask
         going: Mask = outer
         values: Sequence[Any] = carried
         results: Sequence[Any] | None = None
+        trips = np.zeros(1, np.int64)
         while True:
             machine.burn(op)
             condition, *handed = machine.run(before, values)
             results = handed if results is None else update(going, handed, results)
-            (any_goes, going), _ = split(going, raw(condition))
+            condition = decide(machine, op, condition, guards=guards)
+            (any_goes, going), _ = split(going, condition)
             if not any_goes:
                 break
+            trips = trips + (1 if going is None else going)
             machine.mask = going
             values = update(going, machine.run(after, handed), values)
         machine.mask = outer
+        if machine.coverage is not None:
+            machine.coverage.note_trips(op, trips, outer)
         return _results(results or ())
 
     return step

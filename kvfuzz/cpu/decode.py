@@ -1,18 +1,19 @@
 """Binds a parsed kernel to steps, once: every op is looked up here, or the kernel is refused."""
 
 import math
+from collections.abc import Iterator
 
 from kvfuzz.cpu.control import bind_call, bind_for, bind_if, bind_while
 from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.ir import Block, Function, Module, Op
-from kvfuzz.cpu.machine import Bound, Code, Follow, Jump, Program, Routine, Step
+from kvfuzz.cpu.machine import Bound, Code, Jump, Program, Routine, Step
 from kvfuzz.cpu.ops_extern import bind_extern
 from kvfuzz.cpu.ops_float import FLOAT_OPS
 from kvfuzz.cpu.ops_integer import INTEGER_OPS
 from kvfuzz.cpu.ops_memory import MEMORY_OPS
 from kvfuzz.cpu.ops_region import bind_dot, bind_reduce, bind_scan
 from kvfuzz.cpu.ops_shape import SHAPE_OPS
-from kvfuzz.cpu.trace import follow_load, follow_store, follow_value
+from kvfuzz.cpu.overflow import checked, widened
 
 # Every op without regions: a function from the op to its step, which may raise `UnsupportedOp`.
 OPS = {
@@ -45,21 +46,41 @@ TERMINATORS = frozenset(
     }
 )
 
-_CARRY_TRACES = frozenset({*SHAPE_OPS, *REGION_OPS, "arith.select", "tt.call"})
-_FOLLOW: dict[str, Follow] = {"tt.load": follow_load, "tt.store": follow_store}
+_CARRIES = frozenset({*SHAPE_OPS, *REGION_OPS, "arith.select", "tt.call"})
 
 
 def decode_module(module: Module) -> Program:
     """Bind a whole kernel. Raises `UnsupportedOp` before anything could run."""
     decoder = _Decoder(module)
     entry = decoder.routine(module.entry)
-    return Program(module.entry, entry, decoder.largest)
+    synchronises = _synchronises(module)
+    return Program(module.entry, entry, decoder.largest, tuple(decoder.codes), synchronises)
+
+
+def _synchronises(module: Module) -> str:
+    """`kernel (file:line)` of the first atomic access whose result the kernel uses, or nothing."""
+    for function in module.functions.values():
+        ops = list(_all_ops(function.blocks))
+        used = {slot for op in ops for slot in op.operands}
+        used |= {slot for op in ops for each in op.successors for slot in each.operands}
+        for op in ops:
+            if op.name.startswith("tt.atomic") and used.intersection(op.results):
+                return f"{module.entry} ({op.location})"
+    return ""
+
+
+def _all_ops(blocks: tuple[Block, ...]) -> Iterator[Op]:
+    for op in (op for block in blocks for op in block.ops):
+        yield op
+        for region in op.regions:
+            yield from _all_ops(region)
 
 
 class _Decoder:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._routines: dict[str, Routine] = {}
+        self.codes: list[Code] = []
         self.largest = 1
 
     def routine(self, name: str) -> Routine:
@@ -74,13 +95,26 @@ class _Decoder:
     def block(self, block: Block, number_of: dict[int, int] | None = None) -> Code:
         if not block.ops or block.ops[-1].name not in TERMINATORS:
             # The printer leaves out a yield of nothing.
-            return Code(block.arguments, tuple(self._bound(op) for op in block.ops), (), ())
+            return self._code(block, block.ops, (), ())
         *ops, last = block.ops
         outcome = last.operands if last.name != "cf.br" else ()
         targets = tuple(
             Jump((number_of or {})[each.block], each.operands) for each in last.successors
         )
-        return Code(block.arguments, tuple(self._bound(op) for op in ops), outcome, targets)
+        return self._code(block, tuple(ops), outcome, targets, last)
+
+    def _code(
+        self,
+        block: Block,
+        ops: tuple[Op, ...],
+        outcome: tuple[int, ...],
+        targets: tuple[Jump, ...],
+        last: Op | None = None,
+    ) -> Code:
+        bound = tuple(self._bound(op) for op in ops)
+        code = Code(block.arguments, bound, outcome, targets, last)
+        self.codes.append(code)
+        return code
 
     def _bound(self, op: Op) -> Bound:
         for type_ in (*op.operand_types, *op.result_types):
@@ -89,8 +123,15 @@ class _Decoder:
             step = self._step(op)
         except (KeyError, IndexError, ValueError) as error:
             raise _unsupported(op, f"{error}") from error
-        follow = None if op.name in _CARRY_TRACES else _FOLLOW.get(op.name, follow_value)
-        return Bound(step, op.operands, op.results, op, follow)
+        return Bound(
+            step,
+            checked(op, step),
+            widened(op),
+            op.operands,
+            op.results,
+            op,
+            op.name in _CARRIES or (op.name == "tt.bitcast" and op.type.is_pointer),
+        )
 
     def _step(self, op: Op) -> Step:
         if op.name == "tt.call":

@@ -28,6 +28,6 @@ def run_grid(
     chunk = max(1, chunk_bytes // (8 * program.largest))
     with np.errstate(all="ignore"):
         for start in range(0, total, chunk):
-            machine = Machine(program.name, memory, grid, start, min(chunk, total - start), fuel)
+            machine = Machine(program, memory, grid, start, min(chunk, total - start), fuel)
             run_routine(machine, program.entry, arguments)
             fuel = machine.fuel

@@ -14,14 +14,16 @@ from triton.backends import Backend, backends
 
 from kvfuzz.cpu.access import Access, Launch
 from kvfuzz.cpu.compiler import CpuBackend
+from kvfuzz.cpu.coverage import OUTCOMES, Site
 from kvfuzz.cpu.driver import CpuDriver
 from kvfuzz.cpu.errors import LaneError, LaunchError, UnsupportedOp
 from kvfuzz.cpu.evaluate import run_grid
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.memory import Memory
 from kvfuzz.cpu.numerics import encode
+from kvfuzz.cpu.reserve import zeros
 from kvfuzz.cpu.scratch import Scratch
-from kvfuzz.cpu.space import AddressSpace, Allocation, aligned_bytes
+from kvfuzz.cpu.space import AddressSpace, Allocation
 from kvfuzz.cpu.values import Pointer
 
 Array = NDArray[Any]
@@ -54,6 +56,7 @@ class CpuLane:
         self._access: Access | None = None
         self._guests: list[Allocation] = []
         self._undo = ExitStack()
+        self._watched: dict[Program, int] = {}
 
     def activate(self) -> None:
         """Make Triton compile for and launch on this lane. Raises `LaneError` if one is active.
@@ -86,9 +89,10 @@ class CpuLane:
     def allocate(self, name: str, nbytes: int) -> torch.Tensor:
         """A zeroed uint8 tensor `[nbytes]`, 256-byte aligned, known to kernels as `name`.
 
-        Views of it, of any dtype, belong to it. Raises `LaneError` if `name` is taken.
+        Views of it, of any dtype, belong to it. From 64 MiB on it is reserved and not committed:
+        only the pages that are touched cost memory. Raises `LaneError` if `name` is taken.
         """
-        memory = aligned_bytes(nbytes)
+        memory = zeros(nbytes)
         self._space.add(name, memory)
         return torch.from_numpy(memory)
 
@@ -99,16 +103,34 @@ class CpuLane:
         self._guests.clear()
 
     @contextmanager
-    def observe(self, *, trace_origins: bool = False) -> Iterator[Access]:
-        """Record what the kernels launched inside do. Observations do not nest (`LaneError`)."""
+    def observe(self, *, trace_origins: bool = False, readers: bool = False) -> Iterator[Access]:
+        """Record what the kernels launched inside do. Observations do not nest (`LaneError`).
+
+        `trace_origins` follows where each byte came from, and leaves out the checks of integers.
+        `readers` also finds races between a read and a write.
+        """
         if self._access is not None:
             raise LaneError("an observation is running already")
-        self._access = Access(self._space, trace_origins=trace_origins)
+        self._access = Access(self._space, trace_origins=trace_origins, readers=readers)
         try:
             yield self._access
         finally:
             self._access = None
             self._dismiss_guests()
+
+    def newly_exercised(self) -> list[tuple[Site, tuple[tuple[str, ...], tuple[str, ...]]]]:
+        """Sites of observed kernels that showed an outcome since the last call, with the outcomes
+        seen so far and those that are missing. Every site of a kernel is there the first time."""
+        found = []
+        for program, known in self._watched.items():
+            if program.coverage.size == known:
+                continue
+            self._watched[program] = program.coverage.size
+            for site, bits in program.coverage.outcomes(program.name, program.codes).items():
+                words = OUTCOMES[site.kind]
+                seen = tuple(word for at, word in enumerate(words) if bits >> at & 1)
+                found.append((site, (seen, tuple(word for word in words if word not in seen))))
+        return found
 
     def launch(
         self,
@@ -121,7 +143,9 @@ class CpuLane:
         """Run one launch (the driver calls this); an argument is a name, a type and a value."""
         values = [self._argument(*argument) for argument in arguments]
         if self._access is not None:
-            self._access.launches.append(Launch(program.name, grid, constexprs, options))
+            self._watched.setdefault(program, 0)
+            self._access.synchronises = self._access.synchronises or program.synchronises
+            self._access.begin_launch(Launch(program.name, grid, constexprs, options))
         memory = Memory(self._space, self.poison, self._access)
         try:
             run_grid(program, values, grid, memory, fuel=self.fuel, chunk_bytes=self.chunk_bytes)

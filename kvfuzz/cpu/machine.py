@@ -5,37 +5,42 @@ was looked up when the kernel was decoded.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.coverage import Coverage
 from kvfuzz.cpu.errors import LaunchError
 from kvfuzz.cpu.ir import Op
 from kvfuzz.cpu.memory import Memory
+from kvfuzz.cpu.trace import follow_origins
 
 if TYPE_CHECKING:
     from kvfuzz.cpu.values import Mask
 
 Array = NDArray[Any]
 Step = Callable[..., Any]
-Follow = Callable[["Machine", "Bound", list[Any]], Any]
+Following = Callable[["Machine", "Bound", list[Any]], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Bound:
     """An op ready to run: operand and result slots, and its `step`.
 
-    `follow` computes the result's origins while they are traced; None for ops that move whole
-    values about (control flow) and so carry traces along by themselves.
+    `checked` is the step that also looks for lost bits, `wide` the op over 64-bit integers.
+    `carries` says that the op moves whole values about (control flow, changes of shape) and so
+    carries what travels with them by itself.
     """
 
     step: Step
+    checked: Step
+    wide: Step | None
     operands: tuple[int, ...]
     results: tuple[int, ...]
     op: Op
-    follow: Follow | None
+    carries: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class Jump:
     operands: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Code:
     """A block: argument slots, ops, then what its terminator hands on, and to whom."""
 
@@ -54,6 +59,12 @@ class Code:
     ops: tuple[Bound, ...]
     outcome: tuple[int, ...]
     targets: tuple[Jump, ...]
+    terminator: Op | None = None
+
+    def all_ops(self) -> tuple[Op, ...]:
+        """The ops of this block, the terminator last; those of their regions not."""
+        last = () if self.terminator is None else (self.terminator,)
+        return (*[bound.op for bound in self.ops], *last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +76,20 @@ class Routine:
     num_slots: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A decoded kernel. `largest` is the number of elements of its largest value."""
+    """A decoded kernel. `largest` is the number of elements of its largest value.
+
+    `codes` are all its blocks, those of regions and functions included. `synchronises` says where
+    it uses what an atomic access returned, if it does: its programs may wait for each other.
+    """
 
     name: str
     entry: Routine
     largest: int
+    codes: tuple[Code, ...] = ()
+    synchronises: str = ""
+    coverage: Coverage = field(default_factory=Coverage)
 
 
 class Machine:
@@ -79,14 +97,14 @@ class Machine:
 
     def __init__(
         self,
-        kernel: str,
+        program: Program,
         memory: Memory,
         grid: tuple[int, int, int],
         start: int,
         num_programs: int,
         fuel: int,
     ) -> None:
-        self.kernel = kernel
+        self.kernel = program.name
         self.memory = memory
         self.grid = grid
         self.start = start
@@ -94,7 +112,13 @@ class Machine:
         self.fuel = fuel
         self.mask: Mask = None
         self.slots: list[Any] = []
-        self.tracing = memory.access is not None and memory.access.trace_origins
+        access = memory.access
+        self.coverage = None if access is None else program.coverage
+        """What was exercised, where somebody watches."""
+        self.following: Following | None = None
+        """How ops are run while something travels with the values."""
+        if access is not None and access.trace_origins:
+            self.following = follow_origins
 
     def program_ids(self, index: int) -> tuple[int, int, int]:
         """Program ids (x, y, z) of the `index`-th program of the chunk."""
@@ -122,14 +146,18 @@ class Machine:
         slots = self.slots
         for slot, value in zip(code.arguments, values, strict=True):
             slots[slot] = value
-        tracing = self.tracing
+        coverage = self.coverage
+        if coverage is not None:
+            coverage.blocks.add(code)
         for bound in code.ops:
             operands = [slots[slot] for slot in bound.operands]
             try:
-                if tracing and bound.follow is not None:
-                    result = bound.follow(self, bound, operands)
-                else:
+                if self.following is not None:
+                    result = self.following(self, bound, operands)
+                elif coverage is None:
                     result = bound.step(self, *operands)
+                else:
+                    result = bound.checked(self, *operands)
             except Exception as error:
                 place = bound.op.location
                 error.add_note(f"while evaluating {bound.op.name} of {place}")

@@ -1,9 +1,10 @@
-"""Loads and stores of whole grids: bounds by allocation, poison for stray reads, byte tracking.
+"""Loads and stores of whole grids: bounds by allocation, poison for stray reads, all recorded.
 
 An active store outside its pointer's allocation is dropped, an active load there gives poison, and
 both are recorded. Stores are applied in program order within one op: the last program wins.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfuzz.cpu.access import ORIGIN_SHIFT, Access, Kind, Stray
+from kvfuzz.cpu.coverage import Coverage
+from kvfuzz.cpu.elements import gather, in_bounds, scatter
 from kvfuzz.cpu.ir import Op
+from kvfuzz.cpu.races import Chosen
 from kvfuzz.cpu.space import AddressSpace, Allocation
 from kvfuzz.cpu.values import STORAGE, UNRESOLVED, Mask, Pointer
 
 Array = NDArray[Any]
-
-_ALL_MARKED = {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
 
 
 class Programs(Protocol):
@@ -25,7 +27,9 @@ class Programs(Protocol):
 
     mask: Mask
     num_programs: int
+    start: int
     kernel: str
+    coverage: Coverage | None
 
     def program_ids(self, index: int) -> tuple[int, int, int]:
         """Program ids (x, y, z) of the `index`-th program in flight."""
@@ -52,6 +56,7 @@ class Memory:
         """Elements of `op`'s result type; masked-off lanes hold `other`, or poison."""
         element = op.type.element
         dtype = np.dtype(STORAGE[element])
+        _note_mask(op, programs, mask)
         active = active_lanes(programs, mask, len(op.type.shape))
         fill = self.poison_value(element) if other is None else other
         if isinstance(pointer.allocation, int) and pointer.allocation != UNRESOLVED:
@@ -63,20 +68,35 @@ class Memory:
             result = np.where(here, part, result)
         return result
 
-    def store(self, op: Op, programs: Programs, pointer: Pointer, value: Array, mask: Mask) -> None:
-        """Write `value` where active; `op`'s first operand is the pointer."""
+    def store(
+        self,
+        op: Op,
+        programs: Programs,
+        pointer: Pointer,
+        value: Array,
+        mask: Mask,
+        *,
+        ordered: bool = False,
+    ) -> None:
+        """Write `value` where active; `op`'s first operand is the pointer.
+
+        `ordered` accesses, atomic ones, cannot race.
+        """
+        _note_mask(op, programs, mask)
         active = active_lanes(programs, mask, len(op.operand_types[0].shape))
         if isinstance(pointer.allocation, int) and pointer.allocation != UNRESOLVED:
             allocation = self.space.allocations[pointer.allocation]
-            self._store(op, programs, allocation, pointer.offset, value, active)
+            self._store(op, programs, allocation, pointer.offset, value, active, ordered)
             return
         for allocation, offset, here in self._parts(op, "write", programs, pointer, active):
-            self._store(op, programs, allocation, offset, value, here)
+            self._store(op, programs, allocation, offset, value, here, ordered)
 
     def record_origins(
         self, op: Op, programs: Programs, pointer: Pointer, origin: Array, mask: Mask, exact: bool
     ) -> None:
         """After a store: note for every byte written where its value was loaded from."""
+        if self.access is None:
+            return
         active = active_lanes(programs, mask, len(op.operand_types[0].shape))
         size = op.operand_types[0].nbytes
         for allocation, offset, here in self._parts(op, None, programs, pointer, active):
@@ -84,11 +104,9 @@ class Memory:
             shape = np.broadcast_shapes(inside.shape, origin.shape)
             at = np.broadcast_to(offset, shape)[np.broadcast_to(inside, shape)]
             came = np.broadcast_to(origin, shape)[np.broadcast_to(inside, shape)]
-            target = self.access.marks(allocation).origin if self.access else None
-            if target is None:
-                return
             for byte in range(size):
-                target[at + byte] = np.where(came < 0, came, came + (byte if exact else 0))
+                known = np.where(came < 0, came, came + (byte if exact else 0))
+                self.access.note_origin(allocation, at + byte, known)
 
     def origins(self, pointer: Pointer) -> Array:
         """The origin of each byte a load through `pointer` would start at, -1 if unresolved."""
@@ -133,7 +151,7 @@ class Memory:
         size = dtype.itemsize
         if active is None and in_bounds(offset, allocation.nbytes - size):
             if self.access is not None:
-                self._mark("read", allocation, offset, size)
+                self._note_read(op, programs, allocation, offset, None, size)
             return gather(allocation, offset, dtype)
         inside = self._inside(op, "read", programs, allocation, offset, active, size)
         poison = self.poison_value(op.type.element)
@@ -141,7 +159,7 @@ class Memory:
         if inside.any():
             safe = np.where(inside, offset, 0)
             if self.access is not None:
-                self._mark("read", allocation, safe[inside], size)
+                self._note_read(op, programs, allocation, safe, inside, size)
             wanted = np.where(inside, gather(allocation, safe, dtype), poison)
         return wanted if active is None else np.where(active, wanted, fill)
 
@@ -153,21 +171,47 @@ class Memory:
         offset: Array,
         value: Array,
         active: Array | None,
+        ordered: bool,
     ) -> None:
         size = value.dtype.itemsize
+        lanes = None
         if active is None and in_bounds(offset, allocation.nbytes - size):
             shape = np.broadcast_shapes(offset.shape, value.shape)
             at = offset if offset.shape == shape else np.broadcast_to(offset, shape)
             kept = value if value.shape == shape else np.broadcast_to(value, shape)
+            at, kept = at.ravel(), kept.ravel()
         else:
             inside = self._inside(op, "write", programs, allocation, offset, active, size)
             shape = np.broadcast_shapes(inside.shape, value.shape)
-            chosen = np.broadcast_to(inside, shape)
-            at = np.broadcast_to(offset, shape)[chosen]
-            kept = np.broadcast_to(value, shape)[chosen]
-        if self.access is not None:
-            self._mark("write", allocation, at, size)
+            lanes = np.flatnonzero(np.broadcast_to(inside, shape))
+            at = np.broadcast_to(offset, shape).reshape(-1)[lanes]
+            kept = np.broadcast_to(value, shape).reshape(-1)[lanes]
+        if self.access is not None and len(at):
+            self.access.marks(allocation).note("write", at, size)
+            if not ordered:
+                chosen = _chosen(op, programs, at, lanes, shape)
+                self.access.races.wrote(chosen, allocation, kept)
         scatter(allocation, at, kept)
+
+    def _note_read(
+        self,
+        op: Op,
+        programs: Programs,
+        allocation: Allocation,
+        offset: Array,
+        inside: Array | None,
+        size: int,
+    ) -> None:
+        if self.access is None:
+            return
+        marked = offset if inside is None else offset[inside]
+        self.access.marks(allocation).note("read", marked, size)
+        if self.access.races.readers and marked.size:
+            shape = (programs.num_programs, *op.operand_types[0].shape)
+            lanes = None if inside is None else np.flatnonzero(np.broadcast_to(inside, shape))
+            at = np.broadcast_to(offset, shape).reshape(-1)
+            chosen = _chosen(op, programs, at if lanes is None else at[lanes], lanes, shape)
+            self.access.races.read(chosen, allocation, size)
 
     def _inside(
         self,
@@ -222,15 +266,20 @@ class Memory:
         number = allocation.number if allocation else UNRESOLVED
         self.access.add_stray((id(op), kind, number), record)
 
-    def _mark(self, kind: Kind, allocation: Allocation, offset: Array, size: int) -> None:
-        if self.access is None or not offset.size:
-            return
-        marks = self.access.marks(allocation)
-        if size == 1 or not misaligned(offset, size):
-            marks.view(kind, size)[offset >> (size.bit_length() - 1)] = _ALL_MARKED[size]
-        else:
-            for byte in range(size):
-                marks.view(kind, 1)[offset + byte] = 1
+
+def _chosen(
+    op: Op, programs: Programs, at: Array, lanes: Array | None, shape: tuple[int, ...]
+) -> Chosen:
+    """An access whose lanes count over `shape`. Where its first axis is short, all programs make
+    the same access, and the first one stands for them."""
+    per_program = math.prod(shape[1:])
+    return Chosen(op, programs.kernel, at, lanes, per_program, programs.start, programs.program_ids)
+
+
+def _note_mask(op: Op, programs: Programs, mask: Mask) -> None:
+    coverage = programs.coverage
+    if coverage is not None and mask is not None and not coverage.complete(op):
+        coverage.note_mask(op, mask, programs.mask)
 
 
 def active_lanes(programs: Programs, mask: Mask, rank: int) -> Array | None:
@@ -241,38 +290,3 @@ def active_lanes(programs: Programs, mask: Mask, rank: int) -> Array | None:
         return mask
     outer = programs.mask.reshape(-1, *[1] * rank)
     return outer if mask is None else outer & mask
-
-
-def in_bounds(offset: Array, highest: int) -> bool:
-    """Whether all offsets lie in `0..highest`; one pass, negative ones read as huge."""
-    return highest >= 0 and (not offset.size or int(offset.view(np.uint64).max()) <= highest)
-
-
-def misaligned(offset: Array, size: int) -> bool:
-    """Whether any byte offset is no multiple of `size`."""
-    return bool(int(np.bitwise_or.reduce(offset, axis=None)) & (size - 1))
-
-
-def gather(allocation: Allocation, offset: Array, dtype: np.dtype[Any]) -> Array:
-    """Elements at byte offsets that are all in bounds; aligned to the element or not."""
-    size = dtype.itemsize
-    if dtype == np.bool_:
-        truths: Array = allocation.bytes[offset] != 0
-        return truths
-    if size == 1 or not misaligned(offset, size):
-        return allocation.typed(dtype.type).take(offset >> (size.bit_length() - 1))
-    bytes_ = allocation.bytes[offset[..., None] + np.arange(size)]
-    return bytes_.view(dtype)[..., 0]
-
-
-def scatter(allocation: Allocation, offset: Array, value: Array) -> None:
-    """Write elements at byte offsets that are all in bounds; of equal ones the last stays."""
-    size = value.dtype.itemsize
-    # One dimension: NumPy goes through it in order, where it may reorder several.
-    offset, value = offset.ravel(), value.ravel()
-    if size == 1 or not misaligned(offset, size):
-        allocation.typed(value.dtype.type)[offset >> (size.bit_length() - 1)] = value
-        return
-    bytes_ = np.ascontiguousarray(value)[..., None].view(np.uint8)
-    for byte in range(size):
-        allocation.bytes[offset + byte] = bytes_[..., byte]

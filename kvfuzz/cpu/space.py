@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfuzz.cpu.errors import LaneError
+from kvfuzz.cpu.reserve import LARGE
 from kvfuzz.cpu.values import UNRESOLVED
 
 Array = NDArray[Any]
@@ -27,6 +28,11 @@ class Allocation:
     def nbytes(self) -> int:
         """Length in bytes."""
         return len(self.bytes)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether records of it are kept by page, because most of it is never touched."""
+        return self.nbytes >= LARGE
 
     def typed(self, dtype: Any) -> Array:
         """The bytes as elements of `dtype`; a tail shorter than one element is left out."""
@@ -109,10 +115,3 @@ class AddressSpace:
             count += 1
             name = f"{wanted}#{count}"
         return name
-
-
-def aligned_bytes(nbytes: int, alignment: int = 256) -> Array:
-    """Zeroed uint8 `[nbytes]` whose first byte lies at a multiple of `alignment`."""
-    backing = np.zeros(nbytes + alignment, np.uint8)
-    start = -backing.ctypes.data % alignment
-    return backing[start : start + nbytes]

@@ -5,17 +5,26 @@ number above bit 48, the byte offset below, -1 for none. Control flow and change
 traces along by themselves; what remains is here.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvfuzz.cpu.access import NO_ORIGIN
-from kvfuzz.cpu.machine import Bound, Machine
 from kvfuzz.cpu.memory import active_lanes
 from kvfuzz.cpu.values import Pointer, Traced, raw
 
+if TYPE_CHECKING:
+    from kvfuzz.cpu.machine import Bound, Machine
 
-def follow_value(machine: Machine, bound: Bound, operands: list[Any]) -> Any:
+
+def follow_origins(machine: "Machine", bound: "Bound", operands: list[Any]) -> Any:
+    """Run one op, and let the result know where its bytes came from."""
+    if bound.carries:
+        return bound.step(machine, *operands)
+    return _FOLLOW.get(bound.op.name, _follow_value)(machine, bound, operands)
+
+
+def _follow_value(machine: "Machine", bound: "Bound", operands: list[Any]) -> Any:
     """The result comes from the widest traced operand, the first of equals."""
     result = bound.step(machine, *[raw(value) for value in operands])
     if len(bound.results) != 1 or isinstance(result, Pointer):
@@ -28,7 +37,7 @@ def follow_value(machine: Machine, bound: Bound, operands: list[Any]) -> Any:
     return Traced(result, best.origin, exact)
 
 
-def follow_load(machine: Machine, bound: Bound, operands: list[Any]) -> Any:
+def _follow_load(machine: "Machine", bound: "Bound", operands: list[Any]) -> Any:
     """The result comes from where it was loaded, for active lanes at or past the start."""
     pointer, *rest = [raw(value) for value in operands]
     result = bound.step(machine, pointer, *rest)
@@ -39,7 +48,7 @@ def follow_load(machine: Machine, bound: Bound, operands: list[Any]) -> Any:
     return Traced(result, np.where(known, origin, NO_ORIGIN), True)
 
 
-def follow_store(machine: Machine, bound: Bound, operands: list[Any]) -> None:
+def _follow_store(machine: "Machine", bound: "Bound", operands: list[Any]) -> None:
     """Store, then write the value's origin next to its bytes."""
     pointer, value, *rest = operands
     mask = raw(rest[0]) if rest else None
@@ -48,3 +57,6 @@ def follow_store(machine: Machine, bound: Bound, operands: list[Any]) -> None:
     if isinstance(value, Traced):
         origin, exact = value.origin, value.exact
     machine.memory.record_origins(bound.op, machine, raw(pointer), origin, mask, exact)
+
+
+_FOLLOW = {"tt.load": _follow_load, "tt.store": _follow_store}

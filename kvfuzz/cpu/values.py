@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.ir import Location
+
 Array = NDArray[Any]
 Mask = Array | None  # bool [P]; None stands for all programs
 
@@ -55,28 +57,57 @@ class Traced:
     exact: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A value some of whose elements lost bits to their width (see `overflow`).
+
+    `exact` is what 64-bit arithmetic gives for every element: int64, bool for an i1; of a pointer
+    it is the byte offset. `place` is where the bits were lost first.
+    """
+
+    value: Any
+    exact: Array
+    place: Location
+
+
 def raw(value: Any) -> Any:
-    """The value without its trace."""
-    return value.value if type(value) is Traced else value
+    """The value without its trace, or without what it should have been."""
+    return value.value if type(value) in (Traced, Wrapped) else value
+
+
+def exactly(value: Any) -> Array:
+    """What 64-bit arithmetic gives for an integer or for a pointer's offset."""
+    if isinstance(value, Wrapped):
+        return value.exact
+    if isinstance(value, Pointer):
+        return value.offset
+    exact: Array = value if value.dtype == np.bool_ else value.astype(np.int64)
+    return exact
 
 
 def restructure(value: Any, change: Callable[[Array], Array]) -> Any:
-    """Apply a change of shape to an array, or to every array inside a pointer or trace."""
+    """Apply a change of shape to an array, or to every array inside any other value."""
     if isinstance(value, Pointer):
         allocation = value.allocation
         changed = allocation if isinstance(allocation, int) else change(allocation)
         return Pointer(changed, change(value.offset))
     if isinstance(value, Traced):
         return Traced(restructure(value.value, change), change(value.origin), value.exact)
+    if isinstance(value, Wrapped):
+        return Wrapped(restructure(value.value, change), change(value.exact), value.place)
     return change(value)
 
 
 def combine(values: Sequence[Any], join: Callable[[list[Array]], Array]) -> Any:
-    """Join several arrays, pointers or traced values of one type with a change of shape."""
+    """Join several values of one type with a change of shape."""
     if any(isinstance(value, Traced) for value in values):
         exact = all(value.exact for value in values if isinstance(value, Traced))
         origins = join([_origin(value) for value in values])
         return Traced(combine([raw(value) for value in values], join), origins, exact)
+    wrapped = next((value for value in values if isinstance(value, Wrapped)), None)
+    if wrapped is not None:
+        exacts = join([exactly(value) for value in values])
+        return Wrapped(combine([raw(value) for value in values], join), exacts, wrapped.place)
     if isinstance(values[0], Pointer):
         offset = join([value.offset for value in values])
         first = values[0].allocation
@@ -97,13 +128,17 @@ def widen(value: Array, shape: tuple[int, ...]) -> Array:
 
 
 def choose(condition: Array, a: Any, b: Any) -> Any:
-    """`a` where `condition`, else `b`; both may be arrays, pointers or traced values."""
+    """`a` where `condition` (an array), else `b`."""
     if a is b:
         return a
     if isinstance(a, Traced) or isinstance(b, Traced):
         origin = choose(condition, _origin(a), _origin(b))
         exact = all(part.exact for part in (a, b) if isinstance(part, Traced))
         return Traced(choose(condition, raw(a), raw(b)), origin, exact)
+    if isinstance(a, Wrapped) or isinstance(b, Wrapped):
+        exacts = np.where(condition, exactly(a), exactly(b))
+        place = a.place if isinstance(a, Wrapped) else b.place
+        return Wrapped(choose(condition, raw(a), raw(b)), exacts, place)
     if isinstance(a, Pointer):
         offset = np.where(condition, a.offset, b.offset)
         if isinstance(a.allocation, int) and a.allocation == b.allocation:

@@ -12,12 +12,16 @@ import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES, itemsize
-from kvfuzz.model.fill import Fill, FloatFill, IntegerFill, TieFill
+from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, TieFill
 from kvfuzz.model.layout import Field, Geometry
 from kvfuzz.model.scene import Scene
 
-MOST_BYTES = 1 << 34
+MOST_BYTES = 1 << 37
 """Largest buffer of a case: what is larger is a slip in a seed, not a test."""
+
+
+LARGE = 1 << 26
+"""Bytes from which on a buffer is filled and compared in part only (`kvfuzz.model.held`)."""
 
 
 class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,6 +129,10 @@ def _require(condition: bool, what: str) -> None:
 
 def _check_fill(buffer: Buffer) -> None:
     fill, where = buffer.fill, f"fill of buffer {buffer.name}"
+    _require(
+        buffer.nbytes < LARGE or isinstance(fill, ByteFill),
+        f"{where}: {buffer.nbytes} bytes, from {LARGE} on only a fill of `bytes`",
+    )
     if isinstance(fill, IntegerFill):
         bits = 8 * itemsize(fill.dtype) if fill.dtype in DTYPES | INTEGER_SIZES else 0
         fits = all(-(1 << bits >> 1) <= value < 1 << bits for value in fill.values)

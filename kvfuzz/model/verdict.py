@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from kvfuzz.model.coverage import Exercised
+
 PROPERTY_NAMES: tuple[str, ...] = (
     "crash",
     "oracle",
@@ -15,6 +17,8 @@ PROPERTY_NAMES: tuple[str, ...] = (
     "frame",
     "immutable",
     "bounds",
+    "no_overflow",
+    "no_race",
     "roundtrip",
     "determinism",
 )
@@ -88,6 +92,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """
     launches: tuple[Launch, ...] = ()
     hazards: tuple[Hazard, ...] = ()
+    exercised: tuple[Exercised, ...] = ()
+    """What of the kernels' source was exercised for the first time in this worker."""
 
     @property
     def failed(self) -> tuple[PropertyResult, ...]:

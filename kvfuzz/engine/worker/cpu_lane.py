@@ -6,13 +6,17 @@ cannot leave the storage of a tensor, which is exactly the allocation.
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvfuzz.cpu import Access, CpuLane, UnsupportedOp
 from kvfuzz.engine.worker.lanes import GUARD_VALUE, Seen
+from kvfuzz.errors import NotCheckedError
+from kvfuzz.model.coverage import Exercised, Site
+from kvfuzz.model.held import Held
 from kvfuzz.model.verdict import Launch
-from kvfuzz.oracles.observation import Stray
+from kvfuzz.oracles.observation import Overflow, Race, Stray
 
 
 class CheckedCpuLane:
@@ -25,26 +29,51 @@ class CheckedCpuLane:
         self.arch = arch
         self._lane = CpuLane(arch=arch)
         self._lane.activate()
-        self._names: list[str] = []
+        self._kept: dict[str, Held] = {}
+        self._access: Access | None = None
 
-    def allocate(self, name: str, data: Tensor) -> Tensor:
-        """A uint8 buffer registered as `name` that holds `data`."""
-        buffer = self._lane.allocate(name, data.numel())
-        buffer.copy_(data)
-        self._names.append(name)
+    def allocate(self, name: str, data: Tensor, kept: Held) -> Tensor:
+        """A uint8 buffer registered as `name`; of a large one only touched pages take memory.
+
+        Raises NotCheckedError where not even its addresses can be had.
+        """
+        try:
+            buffer = self._lane.allocate(name, kept.nbytes)
+        except MemoryError as error:
+            raise NotCheckedError(f"buffer {name}: {error}") from error
+        for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
+            buffer[start:stop] = data[first : first + stop - start]
+        self._kept[name] = kept
         return buffer
 
     def guard(self, name: str) -> Tensor:
         """Nothing: see the module's docstring."""
         return torch.empty(0, dtype=torch.uint8)
 
+    def written_outside(self, name: str) -> int | None:
+        """The first byte of a buffer that kernels wrote although it is not held."""
+        kept = self._kept[name]
+        if kept.is_whole or self._access is None:
+            return None
+        written = self._access.bytes_of(name, "write")
+        starts, stops = (np.array(ends) for ends in zip(*kept.spans, strict=True))
+        number = np.searchsorted(starts, written, side="right") - 1
+        outside = written[(number < 0) | (written >= stops[number])]
+        return int(outside[0]) if len(outside) else None
+
     def observe(
-        self, call: Callable[[], None], *, poison: int = GUARD_VALUE, origins: bool = False
+        self,
+        call: Callable[[], None],
+        *,
+        poison: int = GUARD_VALUE,
+        readers: bool = False,
+        origins: bool = False,
     ) -> Seen:
         """Run `call` with every access recorded; bytes outside an allocation read as `poison`."""
         self._lane.poison = poison
         error: BaseException | None = None
-        with self._lane.observe(trace_origins=origins) as access:
+        with self._lane.observe(trace_origins=origins, readers=readers) as access:
+            self._access = access
             try:
                 call()
             except BaseException as raised:  # sys.exit in a target is no end of the worker
@@ -54,7 +83,8 @@ class CheckedCpuLane:
     def release(self) -> None:
         """Forget every buffer."""
         self._lane.release_all()
-        self._names.clear()
+        self._kept.clear()
+        self._access = None
 
     def close(self) -> None:
         """Give Triton its own backend back; only tests outlive a lane."""
@@ -65,45 +95,93 @@ class CheckedCpuLane:
             Launch(each.kernel, each.grid, _texts(each.constexprs), _texts(each.options))
             for each in access.launches
         )
-        strays = tuple(
-            Stray(
-                each.kind,
-                each.kernel,
-                f"{each.file}:{each.line}",
-                each.program,
-                each.allocation,
-                each.offset,
-                each.nbytes,
-                each.count,
-            )
-            for each in access.strays
-        )
         return Seen(
-            written={name: torch.from_numpy(access.written(name)) for name in self._names},
-            strays=strays,
+            written={name: self._written(access, name) for name in self._kept},
+            strays=_strays(access),
             launches=launches,
+            overflows=_overflows(access),
+            races=_races(access),
+            crossed=tuple(access.crossed),
+            synchronises=access.synchronises,
+            exercised=self._exercised(),
             origin_of=self._origin_lookup(access) if origins else None,
             error=error,
             unsupported=isinstance(error, UnsupportedOp),
         )
 
+    def _written(self, access: Access, name: str) -> Tensor:
+        written, kept = torch.from_numpy(access.written(name)), self._kept[name]
+        if kept.is_whole:
+            return written
+        return torch.cat([written[start:stop] for start, stop in kept.spans])
+
+    def _exercised(self) -> tuple[Exercised, ...]:
+        return tuple(
+            Exercised(Site(each.kernel, each.file, each.line, each.kind, each.number), *outcomes)
+            for each, outcomes in self._lane.newly_exercised()
+        )
+
     def _origin_lookup(self, access: Access) -> Callable[[str, int], tuple[str, int] | None]:
-        touched = {name: access.origin(name) for name in self._names if name in access.names}
-        numbers = {
-            int(number): access.allocation_name(int(number))
-            for indices, _ in touched.values()
-            for number in set(indices.tolist())
-            if number >= 0
-        }
+        # Taken while the observation lasts: the names of released allocations are forgotten.
+        touched = {name for name in self._kept if name in access.names}
+        names = {number: access.allocation_name(number) for number in access.numbers}
 
         def lookup(buffer: str, byte: int) -> tuple[str, int] | None:
-            if buffer not in touched:
-                return None
-            indices, offsets = touched[buffer]
-            number = int(indices[byte])
-            return None if number < 0 else (numbers[number], int(offsets[byte]))
+            found = access.origin_of(buffer, byte) if buffer in touched else None
+            return None if found is None else (names[found[0]], found[1])
 
         return lookup
+
+
+def _strays(access: Access) -> tuple[Stray, ...]:
+    return tuple(
+        Stray(
+            each.kind,
+            each.kernel,
+            f"{each.file}:{each.line}",
+            each.program,
+            each.allocation,
+            each.offset,
+            each.nbytes,
+            each.count,
+        )
+        for each in access.strays
+    )
+
+
+def _overflows(access: Access) -> tuple[Overflow, ...]:
+    return tuple(
+        Overflow(
+            each.reached,
+            each.kernel,
+            f"{each.file}:{each.line}",
+            f"{each.lost_file}:{each.lost_line}",
+            each.program,
+            each.allocation,
+            each.offset,
+            each.exact,
+            each.count,
+        )
+        for each in access.overflows
+    )
+
+
+def _races(access: Access) -> tuple[Race, ...]:
+    return tuple(
+        Race(
+            each.kind,
+            each.kernel,
+            f"{each.file}:{each.line}",
+            each.program,
+            f"{each.file}:{each.other_line}" if each.other_line else "",
+            each.other_program,
+            each.allocation,
+            each.offset,
+            each.nbytes,
+            each.count,
+        )
+        for each in access.found_races
+    )
 
 
 def _texts(values: dict[str, object]) -> dict[str, str]:

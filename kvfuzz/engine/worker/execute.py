@@ -10,6 +10,7 @@ from kvfuzz.engine.worker.lanes import GUARD_BYTES, GUARD_VALUE, Lane, Seen
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.case import Case, Step, TensorView
 from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.held import Held, held
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles.observation import Run
 
@@ -43,6 +44,7 @@ def execute(
     *,
     filled_before: Mapping[str, Tensor] | None = None,
     poison: int = GUARD_VALUE,
+    readers: bool = False,
     origins: bool = False,
 ) -> tuple[Run, Seen]:
     """Run every step of `case`; `adapters` maps a step's `by` to who executes it.
@@ -54,23 +56,25 @@ def execute(
     before = {
         buffer.name: known[buffer.name]
         if buffer.name in known
-        else filled(buffer.fill, buffer.name, buffer.nbytes, lane.device)
+        else filled(buffer.fill, buffer.name, held(case, buffer.name), lane.device)
         for buffer in case.buffers
     }
     try:
-        buffers = {name: lane.allocate(name, data) for name, data in before.items()}
+        buffers = {
+            name: lane.allocate(name, data, held(case, name)) for name, data in before.items()
+        }
         calls = [(adapters[step.by], _tensors(case, step, buffers), step) for step in case.steps]
 
         def run_steps() -> None:
             for adapter, tensors, step in calls:
                 adapter.call(tensors, step.scalars)
 
-        seen = lane.observe(run_steps, poison=poison, origins=origins)
-        after = {name: buffer.clone() for name, buffer in buffers.items()}
-        guards = {
-            name: broken_guard(lane.guard(name), data.numel()) for name, data in before.items()
-        }
+        seen = lane.observe(run_steps, poison=poison, readers=readers, origins=origins)
+        after = {name: image_of(buffer, held(case, name)) for name, buffer in buffers.items()}
+        sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
+        guards = {name: broken_guard(lane.guard(name), nbytes) for name, nbytes in sizes.items()}
         broken = {name: at for name, at in guards.items() if at is not None}
+        outside = {name: lane.written_outside(name) for name in sizes}
     finally:
         lane.release()
     error, refused, unsupported = _classified(seen, [adapter for adapter, _, _ in calls])
@@ -82,12 +86,24 @@ def execute(
         written=seen.written,
         strays=seen.strays,
         launches=seen.launches,
+        overflows=seen.overflows,
+        races=seen.races,
+        crossed=seen.crossed,
+        synchronises=seen.synchronises,
+        outside={name: at for name, at in outside.items() if at is not None},
         guards_broken=broken,
         error=error,
         refused=refused,
         unsupported=unsupported,
     )
     return run, seen
+
+
+def image_of(buffer: Tensor, kept: Held) -> Tensor:
+    """A copy of the held bytes of `buffer`; uint8 `[kept.size]`."""
+    if kept.is_whole:
+        return buffer.clone()
+    return torch.cat([buffer[start:stop] for start, stop in kept.spans])
 
 
 def _tensors(case: Case, step: Step, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:

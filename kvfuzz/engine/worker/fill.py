@@ -20,6 +20,7 @@ from kvfuzz.model.fill import (
     midpoint,
     origin_of,
 )
+from kvfuzz.model.held import Held
 from kvfuzz.oracles.codec import encode
 
 _INTEGER_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -35,17 +36,21 @@ def _shift_right(words: Tensor, by: int) -> Tensor:
     return (words >> by) & ((1 << (64 - by)) - 1)
 
 
-def words(seed: int, buffer: str, count: int, device: torch.device) -> Tensor:
-    """The first `count` words of a buffer's stream; int64 `[count]`."""
-    counter = torch.arange(count, dtype=torch.int64, device=device) * _signed(GOLDEN)
+def words(seed: int, buffer: str, count: int, device: torch.device, first: int = 0) -> Tensor:
+    """Words `first` to `first + count` of a buffer's stream; int64 `[count]`."""
+    counter = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    counter = counter * _signed(GOLDEN)
     z = counter + _signed(origin_of(seed, buffer))
     z = (z ^ _shift_right(z, 30)) * _signed(MIX_1)
     z = (z ^ _shift_right(z, 27)) * _signed(MIX_2)
     return z ^ _shift_right(z, 31)
 
 
-def filled(fill: Fill, buffer: str, nbytes: int, device: torch.device) -> Tensor:
-    """The bytes of a buffer before the first launch; uint8 `[nbytes]`."""
+def filled(fill: Fill, buffer: str, kept: Held, device: torch.device) -> Tensor:
+    """The held bytes of a buffer before the first launch; uint8 `[kept.size]`."""
+    if not kept.is_whole and isinstance(fill, ByteFill):  # no other fill is large
+        return torch.cat([_span(fill, buffer, span, device) for span in kept.spans])
+    nbytes = kept.nbytes
     if isinstance(fill, IntegerFill):
         size = itemsize(fill.dtype)
         values = [_signed(value, 8 * size) if size > 1 else value for value in fill.values]
@@ -57,6 +62,14 @@ def filled(fill: Fill, buffer: str, nbytes: int, device: torch.device) -> Tensor
     codes = _ties(fill, bits) if isinstance(fill, TieFill) else _floats(fill, bits)
     shifts = torch.arange(dtype.itemsize, device=device) * 8
     return ((codes.unsqueeze(-1) >> shifts) & 0xFF).to(torch.uint8).flatten()
+
+
+def _span(fill: ByteFill, buffer: str, span: tuple[int, int], device: torch.device) -> Tensor:
+    """The bytes `start` to `stop` of a bytes fill; `start` is a multiple of 8."""
+    start, stop = span
+    count = -(-(stop - start) // 8)
+    found = words(fill.seed, buffer, count, device, start // 8).view(torch.uint8)
+    return found[: stop - start]
 
 
 def _ties(fill: TieFill, bits: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from kvfuzz.engine.worker.execute import execute
 from kvfuzz.engine.worker.lanes import Lane, Seen
+from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.axes import facts
 from kvfuzz.model.case import Case
+from kvfuzz.model.held import held
 from kvfuzz.model.target import Quantise
 from kvfuzz.model.verdict import Hazard, Place, PropertyResult, Verdict, Violation
 from kvfuzz.oracles.observation import Run
@@ -34,14 +36,14 @@ class Judge:
 
     def verdict(self, case: Case, *, explain: bool = False) -> Verdict:
         """The outcome of every property on `case`; `explain` adds whose byte was found."""
-        base, _ = self._run(Variant(case))
+        try:
+            base, seen = self._run(Variant(case))
+        except NotCheckedError as error:
+            return self._undecided(str(error))
         if base.refused:
             return Verdict((), refused=base.refused)
         if base.unsupported:
-            reason = f"lane {self.lane.name}: {base.unsupported}"
-            return Verdict(
-                tuple(PropertyResult(each.name, "not_checked", reason) for each in PROPERTIES)
-            )
+            return self._undecided(base.unsupported)
         runs = {BASE: base}
         results: list[PropertyResult] = []
         hazards: list[Hazard] = []
@@ -58,6 +60,13 @@ class Judge:
             digest=_digest(base),
             launches=base.launches,
             hazards=tuple(hazards),
+            exercised=seen.exercised,
+        )
+
+    def _undecided(self, why: str) -> Verdict:
+        reason = f"lane {self.lane.name}: {why}"
+        return Verdict(
+            tuple(PropertyResult(each.name, "not_checked", reason) for each in PROPERTIES)
         )
 
     def _run(
@@ -70,6 +79,7 @@ class Judge:
             self._quantise,
             filled_before=_unchanged_buffers(base, variant.case) if base else None,
             poison=variant.poison,
+            readers=variant.readers,
             origins=origins,
         )
 
@@ -136,7 +146,8 @@ def _noted(result: PropertyResult, note: str) -> PropertyResult:
 def _unchanged_buffers(base: Run, case: Case) -> dict[str, Tensor]:
     """The images of `base` for buffers that `case` declares in the same words."""
     same = set(base.case.buffers).intersection(case.buffers)
-    return {buffer.name: base.before[buffer.name] for buffer in same}
+    names = [buffer.name for buffer in same]
+    return {name: base.before[name] for name in names if held(base.case, name) == held(case, name)}
 
 
 def _origin(case: Case, seen: Seen, buffer: str, byte: int) -> Place | None:

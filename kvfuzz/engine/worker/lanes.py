@@ -13,22 +13,35 @@ import torch
 from torch import Tensor
 
 from kvfuzz.errors import InfrastructureError, NotCheckedError, UsageError
+from kvfuzz.model.coverage import Exercised
+from kvfuzz.model.held import Held
 from kvfuzz.model.target import LANES
 from kvfuzz.model.verdict import Launch
-from kvfuzz.oracles.observation import Stray
+from kvfuzz.oracles.observation import Overflow, Race, Stray
 
 GUARD_BYTES = 4096
 """Guard zone on each side of an allocation, where writes of unchecked code would land."""
 GUARD_VALUE = 0xA5
+CHUNK = 1 << 30
+"""Bytes of a large buffer that are searched at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a lane recorded of one call; `written` is None where it records no accesses."""
+    """What a lane recorded of one call; `written` is None where it records no accesses.
+
+    Masks have an entry per held byte of a buffer."""
 
     written: dict[str, Tensor] | None = None
     strays: tuple[Stray, ...] = ()
     launches: tuple[Launch, ...] = ()
+    overflows: tuple[Overflow, ...] = ()
+    races: tuple[Race, ...] = ()
+    crossed: tuple[str, ...] = ()
+    synchronises: str = ""
+    """As in `Run`."""
+    exercised: tuple[Exercised, ...] = ()
+    """Sites of the kernels' source that showed an outcome for the first time on this lane."""
     origin_of: Callable[[str, int], tuple[str, int] | None] | None = None
     """For a written byte of a buffer: the buffer and byte that it was copied or converted from."""
     error: BaseException | None = None
@@ -44,18 +57,30 @@ class Lane(Protocol):
     arch: str
     """The architecture that kernels are compiled for: gfx942, or sm90 on a CUDA device."""
 
-    def allocate(self, name: str, data: Tensor) -> Tensor:
-        """A uint8 buffer registered as `name` that holds `data`."""
+    def allocate(self, name: str, data: Tensor, kept: Held) -> Tensor:
+        """A uint8 buffer registered as `name`: `data` in its held bytes, zeros elsewhere.
+
+        Raises NotCheckedError where the lane has no room for it.
+        """
+
+    def written_outside(self, name: str) -> int | None:
+        """The first byte of a buffer that was written although it is not held."""
 
     def guard(self, name: str) -> Tensor:
         """The bytes of both guard zones of a buffer, low side first; empty on a lane without."""
 
     def observe(
-        self, call: Callable[[], None], *, poison: int = GUARD_VALUE, origins: bool = False
+        self,
+        call: Callable[[], None],
+        *,
+        poison: int = GUARD_VALUE,
+        readers: bool = False,
+        origins: bool = False,
     ) -> Seen:
         """Run `call`; exceptions are returned.
 
-        On a lane that records accesses, bytes outside an allocation read as `poison`.
+        On a lane that records accesses, bytes outside an allocation read as `poison`, `readers`
+        relates reads and writes of different programs, and `origins` follows every byte.
         """
 
     def release(self) -> None:
@@ -68,17 +93,37 @@ class GuardedBuffers:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._raw: dict[str, Tensor] = {}
+        self._kept: dict[str, Held] = {}
 
-    def allocate(self, name: str, data: Tensor) -> Tensor:
+    def allocate(self, name: str, data: Tensor, kept: Held) -> Tensor:
         """A buffer that holds `data`, 256-byte aligned, between two guard zones."""
-        nbytes = data.numel()
-        raw = torch.full(
-            (nbytes + 2 * GUARD_BYTES,), GUARD_VALUE, dtype=torch.uint8, device=self._device
-        )
-        inner = raw[GUARD_BYTES : GUARD_BYTES + nbytes]
-        inner.copy_(data)
-        self._raw[name] = raw
+        try:
+            raw = torch.zeros(kept.nbytes + 2 * GUARD_BYTES, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise NotCheckedError(
+                f"buffer {name}: no room for {kept.nbytes:,} bytes on {self._device}"
+            ) from error
+        raw[:GUARD_BYTES] = GUARD_VALUE
+        raw[-GUARD_BYTES:] = GUARD_VALUE
+        inner = raw[GUARD_BYTES : GUARD_BYTES + kept.nbytes]
+        for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
+            inner[start:stop] = data[first : first + stop - start]
+        self._raw[name], self._kept[name] = raw, kept
         return inner
+
+    def written_outside(self, name: str) -> int | None:
+        """The first byte that is not held and no longer zero."""
+        kept = self._kept[name]
+        if kept.is_whole:
+            return None
+        inner = self._raw[name][GUARD_BYTES:-GUARD_BYTES]
+        ends = [0, *[end for span in kept.spans for end in span], kept.nbytes]
+        for start, stop in zip(ends[::2], ends[1::2], strict=True):
+            for at in range(start, stop, CHUNK):
+                chunk = inner[at : min(at + CHUNK, stop)]
+                if bool(chunk.any()):
+                    return at + int(torch.nonzero(chunk)[0])
+        return None
 
     def guard(self, name: str) -> Tensor:
         """Both guard zones, low side first; uint8 `[2 * GUARD_BYTES]`."""
@@ -88,6 +133,7 @@ class GuardedBuffers:
     def release(self) -> None:
         """Forget every buffer."""
         self._raw.clear()
+        self._kept.clear()
 
 
 class GpuLane:
@@ -105,9 +151,15 @@ class GpuLane:
         self._buffers = GuardedBuffers(self.device)
         self.allocate, self.guard = self._buffers.allocate, self._buffers.guard
         self.release = self._buffers.release
+        self.written_outside = self._buffers.written_outside
 
     def observe(
-        self, call: Callable[[], None], *, poison: int = GUARD_VALUE, origins: bool = False
+        self,
+        call: Callable[[], None],
+        *,
+        poison: int = GUARD_VALUE,
+        readers: bool = False,
+        origins: bool = False,
     ) -> Seen:
         """Run `call` and wait for the device."""
         try:

@@ -8,6 +8,7 @@ from kvfuzz.engine.worker.lanes import GUARD_BYTES, GuardedBuffers, Seen
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.case import TensorView
+from kvfuzz.model.held import whole
 from kvfuzz.model.lower import lower
 from kvfuzz.model.target import Quantise, TargetInfo
 
@@ -20,8 +21,9 @@ class PlainLane:
     def __init__(self):
         buffers = GuardedBuffers(self.device)
         self.allocate, self.guard, self.release = buffers.allocate, buffers.guard, buffers.release
+        self.written_outside = buffers.written_outside
 
-    def observe(self, call, *, poison=0xA5, origins=False):
+    def observe(self, call, **wanted):
         call()
         return Seen()
 
@@ -43,7 +45,7 @@ def test_a_view_is_strided_in_bytes_over_its_buffer():
 @pytest.mark.parametrize(("offset", "expected"), [(-1, -1), (-40, -40), (0, None), (320, 320)])
 def test_a_write_around_an_allocation_is_placed_relative_to_it(offset, expected):
     buffers = GuardedBuffers(torch.device("cpu"))
-    inner = buffers.allocate("b", torch.zeros(320, dtype=torch.uint8))
+    inner = buffers.allocate("b", torch.zeros(320, dtype=torch.uint8), whole(320))
     raw = inner.as_strided((320 + 2 * GUARD_BYTES,), (1,), 0)
     raw[GUARD_BYTES + offset] = 1
     assert broken_guard(buffers.guard("b"), 320) == expected

@@ -14,6 +14,7 @@ from kvfuzz.model.fill import (
     code_at,
     word,
 )
+from kvfuzz.model.held import whole
 
 CPU = torch.device("cpu")
 
@@ -33,14 +34,14 @@ def test_tensor_bytes_are_the_scalar_bytes_at_any_length():
     fill = ByteFill(11)
     for nbytes in (1, 7, 8, 9, 100):
         expected = [byte_at(fill, "key", address) for address in range(nbytes)]
-        assert filled(fill, "key", nbytes, CPU).tolist() == expected
+        assert filled(fill, "key", whole(nbytes), CPU).tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 def test_tensor_floats_are_the_scalar_codes_inside_the_exponent_range(name):
     dtype = DTYPES[name]
     fill = FloatFill(3, name, 0, 9)
-    data = filled(fill, "key", 200 * dtype.itemsize, CPU).reshape(200, dtype.itemsize)
+    data = filled(fill, "key", whole(200 * dtype.itemsize), CPU).reshape(200, dtype.itemsize)
     for index, row in enumerate(data.tolist()):
         code = int.from_bytes(bytes(row), "little")
         assert code == code_at(fill, "key", index)
@@ -52,20 +53,18 @@ def test_tensor_floats_are_the_scalar_codes_inside_the_exponent_range(name):
 def test_tensor_ties_are_the_scalar_codes(name, cache):
     fill = TieFill(3, name, cache, 0x3DCCCCCD)  # 0.1
     size = DTYPES[name].itemsize
-    data = filled(fill, "key", 200 * size, CPU).reshape(200, size)
+    data = filled(fill, "key", whole(200 * size), CPU).reshape(200, size)
     codes = [int.from_bytes(bytes(row), "little") for row in data.tolist()]
     assert codes == [code_at(fill, "key", index) for index in range(200)]
 
 
 def test_integers_are_little_endian_and_keep_their_sign_and_bit_patterns():
-    assert filled(IntegerFill("i64", (-1, 5)), "slots", 16, CPU).view(torch.int64).tolist() == [
-        -1,
-        5,
-    ]
-    pattern = filled(IntegerFill("fp32", (0xBF800000,)), "k_scale", 4, CPU)
+    slots = filled(IntegerFill("i64", (-1, 5)), "slots", whole(16), CPU)
+    assert slots.view(torch.int64).tolist() == [-1, 5]
+    pattern = filled(IntegerFill("fp32", (0xBF800000,)), "k_scale", whole(4), CPU)
     assert pattern.view(torch.float32).item() == -1.0
 
 
 def test_two_buffers_of_one_seed_hold_different_bytes():
-    key, value = (filled(ByteFill(0), name, 64, CPU) for name in ("key", "value"))
+    key, value = (filled(ByteFill(0), name, whole(64), CPU) for name in ("key", "value"))
     assert (key != value).any()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvfuzz.model.held import whole
 from kvfuzz.model.lower import lower
 from kvfuzz.model.verdict import Place, PropertyResult, Violation
 from kvfuzz.oracles.table import PROPERTIES
@@ -162,7 +163,7 @@ def test_the_first_content_of_an_element_is_that_of_the_worker(write_scene, scen
         field = case.field(name)
         buffer = case.buffer(field.buffer)
         start = field.byte(coordinate)
-        held = filled(buffer.fill, buffer.name, buffer.nbytes, "cpu")
+        held = filled(buffer.fill, buffer.name, whole(buffer.nbytes), "cpu")
         size = 1 if name == "k" else 2
         bits = "0x" + bytes(held[start : start + size].tolist())[::-1].hex()
         assert places.initial(case, Place(field.buffer, start, name, "", coordinate)) == bits

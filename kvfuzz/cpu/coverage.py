@@ -1,0 +1,130 @@
+"""What the launches of one compiled kernel have exercised: lines, branches, masks, loops.
+
+Filled in by the evaluator while it is watched. A *site* is a place in kernel source with a few
+possible outcomes; an outcome counts when at least one active program had it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import triton
+from numpy.typing import NDArray
+
+from kvfuzz.cpu.ir import Location, Op
+
+if TYPE_CHECKING:
+    from kvfuzz.cpu.machine import Code
+
+Array = NDArray[Any]
+SiteKind = Literal["line", "branch", "mask", "loop"]
+
+OUTCOMES: dict[SiteKind, tuple[str, ...]] = {
+    "line": ("run",),
+    "branch": ("taken", "not taken"),
+    "mask": ("all", "some", "none"),
+    "loop": ("0", "1", "many"),
+}
+"""By kind: whether the line ran, which way a program went, how many lanes of a program's access
+were active, how often a program went round."""
+
+_MASK_AT = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
+_ACCESSES = frozenset({*_MASK_AT, "tt.atomic_cas", "tt.descriptor_load", "tt.descriptor_store"})
+_LIBRARY = str(Path(triton.__file__).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in kernel source; `number` tells several of a kind on one line apart, from 0."""
+
+    kernel: str
+    file: str
+    line: int
+    kind: SiteKind
+    number: int
+
+
+@dataclass
+class Coverage:
+    """Outcomes by op, as bits in the order of `OUTCOMES`; blocks that ran."""
+
+    blocks: set["Code"] = field(default_factory=set)
+    bits: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Grows whenever something is seen for the first time."""
+        return len(self.blocks) + sum(bits.bit_count() for bits in self.bits.values())
+
+    def complete(self, op: Op) -> bool:
+        """Whether a mask or loop has shown all three outcomes, and need not be watched."""
+        return self.bits.get(id(op)) == 0b111
+
+    def note(self, op: Op, *outcomes: bool) -> None:
+        """Add the outcomes of `op` that occurred."""
+        new = sum(occurred << place for place, occurred in enumerate(outcomes))
+        self.bits[id(op)] = self.bits.get(id(op), 0) | new
+
+    def note_mask(self, op: Op, mask: Array, programs: Array | None) -> None:
+        """Add what a lane mask `[P, *shape]` was for the active programs (bool [P], None: all)."""
+        lanes = mask.reshape(len(mask), -1)
+        every: Array = np.logical_and.reduce(lanes, axis=1)
+        some: Array = np.logical_or.reduce(lanes, axis=1)
+        if programs is not None:
+            if len(lanes) == 1:
+                every, some = (np.broadcast_to(part, len(programs)) for part in (every, some))
+            every, some = every[programs], some[programs]
+        self.note(op, bool(every.any()), bool((some & ~every).any()), bool((~some).any()))
+
+    def note_trips(self, op: Op, trips: Array, programs: Array | None) -> None:
+        """Add how often the active programs went round a loop; int `[P]` or `[1]`."""
+        if programs is not None:
+            trips = np.broadcast_to(trips, len(programs))[programs]
+        self.note(op, bool((trips <= 0).any()), bool((trips == 1).any()), bool((trips > 1).any()))
+
+    def outcomes(self, kernel: str, codes: Iterable["Code"]) -> dict[Site, int]:
+        """The bits of every site of a kernel; 0 where nothing was seen. Triton's own library,
+        which is inlined into kernels, is left out."""
+        known = list(codes)
+        found: dict[Site, int] = {}
+        count: Counter[tuple[str, int, SiteKind]] = Counter()
+        for place, ran in self._lines(known).items():
+            found[Site(kernel, place.name, place.line, "line", 0)] = int(ran)
+        for op, kind in (each for code in known for each in _sites(code)):
+            place = op.location
+            number = count[place.name, place.line, kind]
+            count[place.name, place.line, kind] += 1
+            site = Site(kernel, place.name, place.line, kind, number)
+            found[site] = self.bits.get(id(op), 0)
+        return found
+
+    def _lines(self, codes: list["Code"]) -> dict[Location, bool]:
+        """Whether each line ran. Where a line accesses memory only that counts: what it computes
+        may have been moved out of a branch or loop."""
+        every: dict[Location, bool] = {}
+        accesses: dict[Location, bool] = {}
+        for code in codes:
+            for op in code.all_ops():
+                if _is_own(op.location):
+                    lines = accesses if op.name in _ACCESSES else every
+                    lines[op.location] = lines.get(op.location, False) or code in self.blocks
+        return every | accesses
+
+
+def _is_own(place: Location) -> bool:
+    return place.line > 0 and not place.file.startswith(_LIBRARY)
+
+
+def _sites(code: "Code") -> Iterator[tuple[Op, SiteKind]]:
+    for op in code.all_ops():
+        if not _is_own(op.location):
+            continue
+        if op.name in ("scf.if", "cf.cond_br"):
+            yield op, "branch"
+        elif op.name in ("scf.for", "scf.while"):
+            yield op, "loop"
+        elif op.name in _MASK_AT and len(op.operands) > _MASK_AT[op.name]:
+            yield op, "mask"

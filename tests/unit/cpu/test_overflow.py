@@ -1,0 +1,181 @@
+# ruff: noqa: N803 (constexpr parameters of Triton kernels are upper case)
+"""32-bit integers that lose bits: found where that decides an access, and nowhere else."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+BIG = 1 << 30
+
+
+@triton.jit
+def narrow_offset(src, out, stride, factor):
+    pid = tl.program_id(0)
+    tl.store(out + pid, tl.load(src + (pid * factor) * stride))
+
+
+@triton.jit
+def wide_offset(src, out, stride, factor):
+    pid = tl.program_id(0)
+    tl.store(out + pid, tl.load(src + (pid * factor).to(tl.int64) * stride))
+
+
+@triton.jit
+def wraps_and_returns(src, out, big):
+    pid = tl.program_id(0)
+    tl.store(out + pid, tl.load(src + (pid + big + big - big - big)))
+
+
+@triton.jit
+def hashed(src, out, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    code = (pid + 1) * 0x3504F333
+    tl.store(out + pid, tl.load(src + (code & (BLOCK - 1))))
+
+
+@triton.jit
+def stored_only(src, out, big):
+    pid = tl.program_id(0)
+    tl.store(out + pid, tl.load(src + pid) + (pid + 1) * big * 2)
+
+
+@triton.jit
+def masked_off(src, out, n, factor):
+    pid = tl.program_id(0)
+    at = pid * factor * 4
+    tl.store(out + pid, tl.load(src + at, mask=pid < n, other=0))
+
+
+@triton.jit
+def mask_lets_it_through(out, big, n):
+    lane = tl.arange(0, 4)
+    end = tl.program_id(0) * big * 4 + lane  # 2**32 * pid: 0 in 32 bits
+    tl.store(out + tl.program_id(0) * 4 + lane, lane, mask=end < n)
+
+
+@triton.jit
+def branch_lets_it_through(out, big, n):
+    pid = tl.program_id(0)
+    if pid * big * 4 < n:
+        tl.store(out + pid, 1)
+
+
+@triton.jit
+def loop_bound(out, big):
+    pid = tl.program_id(0)
+    for at in range(pid * big * 4, pid * big * 4 + 2):
+        tl.store(out + pid * 2 + at, 1)
+
+
+@triton.jit
+def truncated_id(src, ids, out):
+    pid = tl.program_id(0)
+    tl.store(out + pid, tl.load(src + tl.load(ids + pid).to(tl.int32)))
+
+
+@triton.jit
+def through_selects_and_shapes(src, out, big):
+    pid = tl.program_id(0)
+    at = tl.where(pid > 0, pid * big * 4, 0) + tl.arange(0, 2)[:, None] + tl.zeros([2, 2], tl.int32)
+    values = tl.load(src + tl.ravel(at))
+    tl.store(out + pid * 4 + tl.arange(0, 4), values)
+
+
+@triton.jit
+def pointer_steps(src, out, big):
+    pid = tl.program_id(0)
+    pointer = src + pid  # the steps are 32-bit, their sum is a pointer: nothing is lost
+    pointer += big
+    pointer += big
+    pointer += big
+    pointer -= big
+    pointer -= big
+    pointer -= big
+    tl.store(out + pid, tl.load(pointer))
+
+
+@pytest.fixture
+def launch(lane, buffer):
+    """Run a kernel of two programs over `src` (and `ids`) and `out`; returns the overflows."""
+    src = buffer("src", torch.arange(64, dtype=torch.int32))
+    ids = buffer("ids", torch.tensor([3, (1 << 32) + 5]))
+    out = buffer("out", torch.zeros(64, dtype=torch.int32))
+
+    def run(kernel, *arguments, **constants):
+        known = {"src": src, "ids": ids, "out": out}
+        tensors = [known[name] for name in kernel.arg_names if name in known]
+        with lane.observe() as access:
+            kernel[(2,)](*tensors, *arguments, **constants)
+        return access.overflows
+
+    return run
+
+
+def test_an_offset_that_wraps_in_32_bits_is_found(launch):
+    (found,) = launch(narrow_offset, 8, BIG)
+    assert (found.reached, found.kernel, found.allocation) == ("address", "narrow_offset", "src")
+    assert (found.file, found.line, found.lost_line) == ("test_overflow.py", 15, 15)
+    assert found.program == (1, 0, 0)
+    assert (found.offset, found.exact) == (0, 8 * BIG * 4)
+    assert found.count == 1
+
+
+CORRECT = [
+    (wide_offset, (8, 0), {}),
+    (narrow_offset, (8, 1), {}),
+    (wraps_and_returns, (BIG,), {}),
+    (hashed, (), {"BLOCK": 64}),
+    (stored_only, (BIG,), {}),
+    (masked_off, (1, BIG), {}),
+    (pointer_steps, (BIG,), {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "constants"), CORRECT, ids=[each[0].__name__ for each in CORRECT]
+)
+def test_a_wrap_without_consequence_is_no_overflow(launch, kernel, arguments, constants):
+    assert launch(kernel, *arguments, **constants) == []
+
+
+def test_the_same_wrap_is_found_once_its_mask_is_on(launch):
+    (found,) = launch(masked_off, 2, BIG)
+    assert (found.reached, found.program) == ("address", (1, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reached", "arguments"),
+    [
+        (mask_lets_it_through, "mask", (BIG, 4)),
+        (branch_lets_it_through, "branch", (BIG, 4)),
+        (loop_bound, "branch", (BIG,)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_wrapped_mask_branch_or_bound_of_an_access_is_found(launch, kernel, reached, arguments):
+    found = launch(kernel, *arguments)
+    assert reached in {each.reached for each in found}
+    assert {each.program for each in found} == {(1, 0, 0)}
+
+
+def test_a_mask_that_is_right_although_its_operand_wrapped_is_no_overflow(launch):
+    # Neither 2**32 nor the 0 that is left of it lies below -1.
+    assert launch(mask_lets_it_through, BIG, -1) == []
+
+
+def test_an_identifier_cut_to_32_bits_is_found(launch):
+    (found,) = launch(truncated_id)
+    assert (found.reached, found.offset, found.exact) == ("address", 20, ((1 << 32) + 5) * 4)
+
+
+def test_the_loss_travels_through_selects_and_changes_of_shape(launch):
+    (found,) = launch(through_selects_and_shapes, BIG)
+    assert (found.program, found.offset, found.exact) == ((1, 0, 0), 0, 4 * BIG * 4)
+
+
+def test_without_an_observation_nothing_is_looked_for(lane, buffer, launch):
+    src = buffer("other", torch.arange(8, dtype=torch.int32))
+    out = buffer("result", torch.zeros(2, dtype=torch.int32))
+    narrow_offset[(2,)](src, out, 8, BIG)
+    assert out.tolist() == [0, 0]
