@@ -5,14 +5,30 @@ or built. The folder is $KVFUZZ_SOURCES, or `kvfuzz/sources` in the user's cache
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
-NEEDED = ("vllm/v1/attention", "vllm/attention")
-"""What kvfuzz loads of a tree; the rest of the archive is not unpacked."""
+NEEDED = (
+    "vllm/v1/attention",
+    "vllm/attention",
+    "vllm/v1/kv_offload/cpu/swap_blocks_triton.py",
+    "vllm/v1/worker/block_table.py",
+    "vllm/v1/worker/gpu/block_table.py",
+    "vllm/v1/worker/gpu/buffer_utils.py",
+    "vllm/v1/worker/mamba_utils.py",
+    "vllm/v1/worker/utils.py",
+    "vllm/model_executor/layers/mamba/ops/gather_initial_states.py",
+    "vllm/model_executor/layers/mamba/ops/scatter_states.py",
+    "vllm/distributed/kv_transfer/kv_connector/v1/hf3fs/utils/gather_scatter_helper.py",
+)
+"""What the tests load of a tree; the rest of the archive is not unpacked."""
+
+RECORD = "NEEDED"
+"""The file of a tree that tells what was unpacked."""
 
 
 def folder() -> Path:
@@ -26,10 +42,16 @@ def tree(release: str) -> Path:
     return folder() / f"vllm-{release}"
 
 
+def is_complete(target: Path) -> bool:
+    """Whether a tree was unpacked with all that is needed today."""
+    record = target / RECORD
+    return record.is_file() and record.read_text().split() == list(NEEDED)
+
+
 def fetch(release: str) -> Path:
-    """Download and unpack a release, unless it is there; returns its tree."""
+    """Download and unpack a release, unless all of it is there; returns its tree."""
     target = tree(release)
-    if target.is_dir():
+    if is_complete(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
@@ -38,7 +60,10 @@ def fetch(release: str) -> Path:
         with tarfile.open(archive) as tar:
             wanted = [m for m in tar.getmembers() if m.name.partition("/")[2].startswith(NEEDED)]
             tar.extractall(temporary, members=wanted, filter="data")
-        os.replace(Path(temporary) / f"vllm-{release}", target)
+        fresh = Path(temporary) / f"vllm-{release}"
+        (fresh / RECORD).write_text("\n".join(NEEDED))
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(fresh, target)
     return target
 
 
