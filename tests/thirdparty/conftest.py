@@ -143,11 +143,20 @@ class Surface:
         self._buffers.append(buffer)
         return buffer
 
-    def normal(self, name, shape, dtype, scale=1.0):
-        """A tensor of normally distributed values and these as float32."""
-        values = self.random.normal(size=shape).astype(np.float32) * scale
-        tensor = torch.from_numpy(values).to(dtype)
-        return self.tensor(name, tensor), tensor.float().numpy()
+    def rows(self, name, shape, dtype, gap=0, bits=False):
+        """A tensor `shape` whose rows lie `gap` elements apart, and its elements as numpy.
+
+        They are normally distributed, or random bits, which a plain copy must keep.
+        """
+        row = int(np.prod(shape[1:]))
+        buffer = self.bytes(name, (shape[0] * (row + gap) + 16) * dtype.itemsize)
+        inner = torch.empty(shape[1:], device="meta").stride()
+        view = buffer.view(dtype, shape, (row + gap, *inner), 16)
+        if not bits:
+            view.copy_(torch.from_numpy(self.random.normal(size=shape)))
+            buffer.mirror[:] = buffer.memory.numpy()
+        kept = view.contiguous().view(torch.uint8).numpy().view(NUMPY[dtype])
+        return view, kept.reshape(shape)
 
     def check(self):
         """Every byte of every buffer is what it must be."""
