@@ -158,6 +158,12 @@ class Surface:
         kept = view.contiguous().view(torch.uint8).numpy().view(NUMPY[dtype])
         return view, kept.reshape(shape)
 
+    def accept(self, tensor):
+        """What a test itself put into a tensor is what must stay there."""
+        for buffer in self._buffers:
+            if buffer.memory.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                buffer.mirror[:] = buffer.memory.numpy()
+
     def check(self):
         """Every byte of every buffer is what it must be."""
         __tracebackhide__ = True
