@@ -206,7 +206,11 @@ def _known(arch):
     platform = known(arch)
     # No AMD device has a compute capability below (8, 9).
     turboquant = {"_use_fp8_e4b15": lambda device: 0}
-    torch_utils = {**platform["vllm.utils.torch_utils"], "direct_register_custom_op": _nothing}
+    torch_utils = {
+        **platform["vllm.utils.torch_utils"],
+        "async_tensor_h2d": lambda data, device, dtype: torch.tensor(data, dtype=dtype),
+        "direct_register_custom_op": _nothing,
+    }
     return {
         **platform,
         "vllm.utils.torch_utils": torch_utils,
