@@ -177,7 +177,6 @@ class Surface:
                     f"{int(buffer.memory[at]):#04x}"
                 )
 
-
     def release(self):
         """Forget the buffers, so that their names are free for another launch."""
         self._buffers.clear()
@@ -204,8 +203,6 @@ def _known(arch):
     from kvfuzz.kernels.vllm_stubs import known
 
     platform = known(arch)
-    # No AMD device has a compute capability below (8, 9).
-    turboquant = {"_use_fp8_e4b15": lambda device: 0}
     torch_utils = {
         **platform["vllm.utils.torch_utils"],
         "async_tensor_h2d": lambda data, device, dtype: torch.tensor(data, dtype=dtype),
@@ -217,8 +214,6 @@ def _known(arch):
         "vllm.compilation.breakable_cudagraph": {"eager_break_during_capture": _unchanged},
         "vllm.platforms.rocm": {"_ON_GFX942": arch == "gfx942", "_ON_GFX950": arch == "gfx950"},
         "vllm.utils.math_utils": {"largest_power_of_2_divisor": lambda n: n & -n},
-        "vllm.v1.attention.ops.triton_turboquant_decode": turboquant,
-        "vllm.v1.attention.ops.turboquant_soa.triton_turboquant_decode": turboquant,
         "vllm.v1.attention.backend": {"AttentionCGSupport": _CudagraphSupport},
         "vllm.v1.attention.backends.utils": {
             "AttentionCGSupport": _CudagraphSupport,

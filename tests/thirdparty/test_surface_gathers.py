@@ -119,7 +119,9 @@ def shuffled(base, page, x):
 # The gather's block stride is hard-coded until 0.29 (#43660): only separate planes are read right.
 @pytest.mark.parametrize("release", ["0.18.0", "0.19.0", "0.24.0", "0.33.0"])
 @pytest.mark.parametrize(
-    "dialect", [None, "e4m3fnuz", "e4m3fn"], ids=lambda d: f"cp_mha_gather_cache-shuffle-{d or 'bf16'}"
+    "dialect",
+    [None, "e4m3fnuz", "e4m3fn"],
+    ids=lambda d: f"cp_mha_gather_cache-shuffle-{d or 'bf16'}",
 )
 def test_gather_shuffle(surface, release, dialect):
     module = surface.load(release, AITER_FA, arch=ARCH.get(dialect, "gfx942"))

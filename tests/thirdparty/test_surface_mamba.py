@@ -27,7 +27,9 @@ class States:
         ]
         # Element size, elements of a token (or of the state), convolution width, group.
         self.kinds = [(2, DIM, WIDTH, 0), (4, TEMPORAL, 0, 0), (4, DIM, WIDTH, 1), (2, 77, 0, 1)]
-        self.pages = [size * inner * (width or 1) // 8 * 8 + 20 for size, inner, width, _ in self.kinds]
+        self.pages = [
+            size * inner * (width or 1) // 8 * 8 + 20 for size, inner, width, _ in self.kinds
+        ]
         self.buffers = [
             surface.bytes(f"state.{i}", 16 + BLOCKS * page) for i, page in enumerate(self.pages)
         ]

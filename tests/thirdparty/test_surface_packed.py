@@ -57,6 +57,13 @@ def nearest(numbers, middles, *, exact=False):
 TURBOQUANT = [(3, 8, 96), (4, 8, 96), (3, 3, 64), (4, 4, 64)]
 
 
+def store_module(surface, release, folder):
+    """The module of a store, told that the device has the fp8 of Hopper, as every AMD device."""
+    module = surface.load(release, f"{folder}/triton_turboquant_store.py")
+    module._use_fp8_e4b15 = lambda device: 0
+    return module
+
+
 def turboquant(surface, key_bits, value_bits, head_size):
     """Arguments of the store, and per (token, head) the key codes, norms and value parts."""
     tensors, (keys, values) = inputs(surface, head_size)
@@ -90,7 +97,7 @@ def turboquant(surface, key_bits, value_bits, head_size):
     ids=[f"turboquant_store-k{k}v{v}" for v, k, _ in TURBOQUANT],
 )
 def test_turboquant_store(surface, release, value_bits, key_bits, head_size):
-    module = surface.load(release, f"{OPS}/triton_turboquant_store.py")
+    module = store_module(surface, release, OPS)
     tensors, codes, norms, values, key_bytes = turboquant(surface, key_bits, value_bits, head_size)
     value_bytes = head_size * value_bits // 8
     slot = tensors["key_packed_size"] + value_bytes + 4
@@ -122,7 +129,7 @@ def test_turboquant_store(surface, release, value_bits, key_bits, head_size):
 )
 def test_turboquant_soa_store(surface, release, value_bits, key_bits, head_size):
     """A block holds the codes of all its slots, then per head rows of norms, scales and zeros."""
-    module = surface.load(release, f"{OPS}/turboquant_soa/triton_turboquant_store.py")
+    module = store_module(surface, release, f"{OPS}/turboquant_soa")
     tensors, codes, norms, values, key_bytes = turboquant(surface, key_bits, value_bits, head_size)
     value_bytes = head_size * value_bits // 8
     slot = tensors["key_packed_size"] + value_bytes + 4

@@ -53,9 +53,7 @@ class Slots:
             start = self.at(side, 0, 0, 0)
             codes.append(self.buffer.view(dtype, (B, N, H, size), (*strides, 1), start))
             words = tuple(stride // 4 for stride in strides)
-            scales.append(
-                self.buffer.view(torch.float32, (B, N, H), words, (start + size) // 4)
-            )
+            scales.append(self.buffer.view(torch.float32, (B, N, H), words, (start + size) // 4))
         return {
             "key_cache": codes[0],
             "value_cache": codes[1],
@@ -156,9 +154,7 @@ def indexer_pages(surface, block_size, head_dim, dtype, without=()):
     """
     page = block_size * (head_dim + 4) + 64
     buffer = surface.bytes("cache", B * page, without)
-    view = buffer.view(
-        dtype, (B, block_size, head_dim + 4), (page, head_dim + 4, 1)
-    )
+    view = buffer.view(dtype, (B, block_size, head_dim + 4), (page, head_dim + 4, 1))
 
     def code(b, s, d, tiled):
         if not tiled:
@@ -214,7 +210,9 @@ def test_indexer_writer(surface, release, dialect):
 
 
 @pytest.mark.parametrize("release", ["0.18.0", "0.19.0", "0.24.0", "0.33.0"])
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"], ids="cp_gather_indexer_k_quant_cache-{}".format)
+@pytest.mark.parametrize(
+    "arch", ["gfx942", "gfx950"], ids="cp_gather_indexer_k_quant_cache-{}".format
+)
 def test_indexer_gather(surface, release, arch):
     module = surface.load(release, SPARSE, arch=arch)
     dtype = FP8["e4m3fnuz" if arch == "gfx942" else "e4m3fn"][1]
@@ -225,7 +223,10 @@ def test_indexer_gather(surface, release, arch):
             tables = ((3, 1, 0), (0, 0, 0), (4, 2, 0))
         buffer, view, code, scale_at = indexer_pages(surface, block_size, head_dim, torch.uint8)
         total = sum(lengths)
-        out, scales = surface.bytes("k_fp8", (total + 1) * head_dim), surface.bytes("k_scale", 4 * total + 4)
+        out, scales = (
+            surface.bytes("k_fp8", (total + 1) * head_dim),
+            surface.bytes("k_scale", 4 * total + 4),
+        )
         starts = np.cumsum((0, *lengths))
         of_token = [i for i, length in enumerate(lengths) for _ in range(length)]
         int32 = {"dtype": torch.int32}
