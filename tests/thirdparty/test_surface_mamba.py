@@ -141,7 +141,11 @@ def test_precopy(surface, release, order):
     # Source column (-1: none yet), target column, accepted tokens, by the slot of a request.
     moves = [(1, 2, 2), (-1, 0, 0), (3, 3, 1), (0, 1, 0)]
     mapping = (3, -1, 0, 2)
-    given = zip(("src_col_ptr", "mamba_state_idx_ptr", "token_bias_ptr"), zip(*moves), strict=True)
+    given = zip(
+        ("src_col_ptr", "mamba_state_idx_ptr", "token_bias_ptr"),
+        zip(*moves, strict=True),
+        strict=True,
+    )
     arguments = {
         name: surface.tensor(name, torch.tensor(values, dtype=torch.int32))
         for name, values in (*given, ("idx_mapping_ptr", mapping))
