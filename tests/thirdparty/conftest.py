@@ -14,9 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-FP8 = {"e4m3fnuz": "gfx942", "e4m3fn": "gfx950"}
-"""The architecture whose platform stores fp8 so."""
-
 NUMPY = {
     torch.bfloat16: ml_dtypes.bfloat16,
     torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,

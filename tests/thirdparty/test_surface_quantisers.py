@@ -218,9 +218,7 @@ def test_indexer_gather(surface, release, arch):
     dtype = FP8["e4m3fnuz" if arch == "gfx942" else "e4m3fn"][1]
     head_dim, lengths = 64, (37, 0, 20)
     for block_size in (32, 16):
-        tables = ((3, 1, 0), (0, 0, 0), (4, 2, 0)) if block_size == 16 else ((3, 1), (0, 0), (4, 2))
-        if block_size == 16:
-            tables = ((3, 1, 0), (0, 0, 0), (4, 2, 0))
+        tables = ((3, 1, 0), (0, 0, 0), (4, 2, 0))
         buffer, view, code, scale_at = indexer_pages(surface, block_size, head_dim, torch.uint8)
         total = sum(lengths)
         out, scales = (
