@@ -23,6 +23,7 @@ NEEDED = (
     "vllm/v1/worker/utils.py",
     "vllm/model_executor/layers/mamba/ops/gather_initial_states.py",
     "vllm/model_executor/layers/mamba/ops/scatter_states.py",
+    "vllm/models/deepseek_v4/common/ops/cache_utils.py",
     "vllm/distributed/kv_transfer/kv_connector/v1/hf3fs/utils/gather_scatter_helper.py",
 )
 """What the tests load of a tree; the rest of the archive is not unpacked."""
