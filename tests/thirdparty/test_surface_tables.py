@@ -50,9 +50,9 @@ def batch(surface, lengths):
 
 
 @pytest.mark.parametrize(
-    ("release", "ranks"),
-    [("0.13.0", 1), *((r, n) for r in ("0.18.0", "0.19.0", "0.24.0", "0.33.0") for n in (1, 2))],
-    ids=lambda v: f"compute_slot_mappings-{v}" if isinstance(v, str) else f"cp{v}",
+    ("ranks", "release"),
+    [(1, "0.13.0"), *((n, r) for n in (1, 2) for r in ("0.18.0", "0.19.0", "0.24.0", "0.33.0"))],
+    ids=lambda v: v if isinstance(v, str) else f"compute_slot_mappings-cp{v}",
 )
 def test_slot_mappings(surface, release, ranks):
     module = block_table(surface, release)
@@ -194,10 +194,10 @@ def test_gather_block_tables(surface, release):
 
 
 @pytest.mark.parametrize(
-    ("release", "file"),
+    ("file", "release"),
     [
-        *((release, FLASHINFER) for release in ("0.13.0", "0.18.0", "0.19.0", "0.24.0", "0.33.0")),
-        *((release, MLA) for release in ("0.18.0", "0.19.0")),
+        *((FLASHINFER, release) for release in ("0.13.0", "0.18.0", "0.19.0", "0.24.0", "0.33.0")),
+        *((MLA, release) for release in ("0.18.0", "0.19.0")),
     ],
     ids=lambda v: v if v[0] == "0" else f"copy_page_indices-{v.rpartition('/')[2][:-3]}",
 )
