@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from kvfuzz.model.axes import REACH
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.plan import Batch, Sequence
 
@@ -24,6 +25,8 @@ CACHE_BYTES = 1 << 21
 RUN_ELEMENTS = 1 << 14
 """Elements of one side of a long run, about."""
 MOST_BLOCKS = 1 << 16
+FAR_IN = 15
+"""Batches near the start of the cache, for one that lies past 2**31."""
 
 
 class Occupancy(msgspec.Struct, frozen=True):
@@ -66,21 +69,28 @@ def runs(draw: DrawFn, page: Geometry, *, room: int) -> Run:
 
 @st.composite
 def occupancies(
-    draw: DrawFn, page: Geometry, page_bytes: int, *, hybrid: bool = False, padding: bool = False
+    draw: DrawFn,
+    page: Geometry,
+    page_bytes: int,
+    *,
+    first_block: SearchStrategy[int],
+    hybrid: bool = False,
+    padding: bool = False,
 ) -> Occupancy:
     """A batch over shuffled blocks; a hybrid allocation gives some blocks to Mamba state.
 
-    `page` has the sizes of one block and `page_bytes` its bytes, K and V together. `padding` asks
-    for padding rows, about every second time.
+    `page` has the sizes of one block and `page_bytes` its bytes, K and V together. All blocks in
+    use have ids from `first_block` on. `padding` asks for padding rows, about every second time.
     """
+    first = draw(first_block)
     room = min(CACHE_BYTES // page_bytes, MOST_BLOCKS)
     drawn = draw(st.lists(runs(page, room=room), min_size=1, max_size=MAX_SEQUENCES))
     used = sum(run.num_blocks for run in drawn)
     num_state = draw(st.integers(1, 2)) if hybrid else 0
     spare = mostly(st.integers(0, 2), st.integers(0, max(2, room - used)))
-    num_blocks = used + num_state + draw(spare)
     needed = used + num_state
-    ids = draw(_distinct(needed, num_blocks))
+    window = needed + draw(spare)
+    ids = [first + block for block in draw(_distinct(needed, window))]
     sequences, at = [], 0
     for run in drawn:
         sequences.append(Sequence(tuple(ids[at : at + run.num_blocks]), run.start, run.length))
@@ -90,7 +100,29 @@ def occupancies(
     num_tokens = sum(run.length for run in drawn)
     rows = draw(padding_rows(num_tokens)) if padding else ()
     batch = Batch(tuple(sequences), rows, width)
-    return Occupancy(batch, num_blocks, tuple(sorted(ids[at : at + num_state])))
+    return Occupancy(batch, first + window, tuple(sorted(ids[at : at + num_state])))
+
+
+def first_blocks(block_stride: int, element: int, levels: tuple[str, ...]) -> SearchStrategy[int]:
+    """The least id of the blocks in use: 0 as a rule, and now and then past 2**31, as the `levels`
+    of the axis `reach` ask for.
+
+    `block_stride` is in bytes, `element` the bytes of one. Past 2**32 elements an unsigned index
+    fails, too, so that a block lies past twice the boundary every other time.
+    """
+    at = {
+        "near": st.just(0),
+        "past_2g_bytes": st.just(-(-REACH // block_stride)),
+        "past_2g_elements": st.sampled_from(
+            [-(-REACH * element * times // block_stride) for times in (1, 2)]
+        ),
+    }
+    # Where an element is one byte, bytes are elements.
+    possible = [level for level in levels if element > 1 or level != "past_2g_bytes"]
+    far = [at[level] for level in possible if level != "near"]
+    if "near" not in possible:
+        return st.one_of(far)
+    return st.sampled_from((at["near"],) * FAR_IN + tuple(far)).flatmap(lambda chosen: chosen)
 
 
 def _distinct(count: int, below: int) -> SearchStrategy[list[int]]:

@@ -5,10 +5,10 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.layout import Geometry
+from kvfuzz.model.layout import Geometry, place
 from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
-from kvfuzz.strategies.batches import Occupancy, occupancies, row_gaps
+from kvfuzz.strategies.batches import Occupancy, first_blocks, occupancies, row_gaps
 from kvfuzz.strategies.formats import Format, formats
 from kvfuzz.strategies.geometries import page_geometries
 from kvfuzz.strategies.scales import scale_pairs
@@ -33,6 +33,11 @@ def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
             occupancies(
                 page,
                 _page_bytes(page, format),
+                first_block=first_blocks(
+                    _block_stride(page, format),
+                    itemsize(format.cache_dtype),
+                    domain.levels("reach"),
+                ),
                 hybrid=format.layout == "hybrid",
                 padding=writes and "some" in domain.levels("padding"),
             )
@@ -64,6 +69,12 @@ def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
 def _page_bytes(page: Geometry, format: Format) -> int:
     elements = 2 * page.block_size * page.num_kv_heads * page.head_size
     return elements * itemsize(format.cache_dtype)
+
+
+def _block_stride(page: Geometry, format: Format) -> int:
+    """Bytes between two blocks of one side."""
+    element = itemsize(format.cache_dtype)
+    return place(format.layout, format.order, page, element).block_stride
 
 
 def _plan(format: Format, page: Geometry, occupancy: Occupancy) -> Plan:

@@ -23,6 +23,11 @@ BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128, 544, 784)
 HEAD_SIZES = (8, 16, 32, 64, 80, 96, 128, 192, 256, 576)
 HEAD_COUNTS = (1, 2, 3, 4, 8)
 
+REACH = 1 << 31
+REACHES = ("near", "past_2g_bytes", "past_2g_elements")
+"""How far from the start of K the batch's blocks lie: a signed 32-bit byte offset reaches them, a
+32-bit element index does, or neither does."""
+
 Levels = tuple[str, ...]
 
 FEW = 20
@@ -99,6 +104,15 @@ def _block_ids(case: Case) -> str:
     return "adjacent" if steps <= {1} else "shuffled"
 
 
+def _reach(case: Case) -> str:
+    k = _k(case)
+    block = max(_touched(case), default=0) // case.geometry.block_size
+    far = block * _strides(k)["block"]
+    if far < REACH:
+        return "near"
+    return "past_2g_bytes" if far // itemsize(k.dtype) < REACH else "past_2g_elements"
+
+
 def _scale_kind(case: Case) -> str:
     kinds = set()
     for name in ("k_scale", "v_scale"):
@@ -164,6 +178,7 @@ AXES: tuple[Axis, ...] = (
     Axis("strides", ("dense", "not_dense"), _dense),
     Axis("blocks_used", ("1", "2+"), _blocks_used),
     Axis("block_ids", ("identity", "adjacent", "shuffled"), _block_ids),
+    Axis("reach", REACHES, _reach),
     Axis("first_offset", ("edge", "inside"), _first_offset),
     Axis("padding", ("none", "some"), _padding, {"gather_cache": ("none",)}),
     Axis("rows", ("dense", "gapped"), _rows, {"gather_cache": ("dense",)}),

@@ -7,7 +7,7 @@ Derived from the case, never stored.
 """
 
 from bisect import bisect_right
-from functools import lru_cache
+from collections import deque
 from itertools import accumulate
 
 import msgspec
@@ -66,10 +66,19 @@ def whole(nbytes: int) -> Held:
 def held(case: Case, name: str) -> Held:
     """What an image of the buffer `name` holds."""
     nbytes = case.buffer(name).nbytes
-    return whole(nbytes) if nbytes < LARGE else _spans(case, name)
+    if nbytes < LARGE:
+        return whole(nbytes)
+    for known, its_name, spans in _recent:
+        if known is case and its_name == name:
+            return spans
+    _recent.appendleft((case, name, _spans(case, name)))
+    return _recent[0][2]
 
 
-@lru_cache(maxsize=32)
+# A case holds dicts and cannot be a key; a few of them are asked about again and again.
+_recent: deque[tuple[Case, str, Held]] = deque(maxlen=8)
+
+
 def _spans(case: Case, name: str) -> Held:
     nbytes = case.buffer(name).nbytes
     spans = sorted(
