@@ -5,9 +5,10 @@ programs of a launch run in any order, so a byte that both write differently, or
 the other changes, has no defined value.
 """
 
-from kvfuzz.model.verdict import Place, Violation
+from kvfuzz.model.verdict import Violation
 from kvfuzz.oracles.observation import Overflow, Race, Run
 from kvfuzz.oracles.properties import BASE, NotChecked, Runs, Variant
+from kvfuzz.oracles.stored_bytes import place_of
 
 READERS = "readers"
 
@@ -28,7 +29,10 @@ def no_overflow(runs: Runs) -> Violation | NotChecked | None:
     if not run.overflows:
         return None
     first = run.overflows[0]
-    place = Place(first.buffer, first.used) if first.reached == "address" else None
+    known = {buffer.name for buffer in run.case.buffers}
+    place = None
+    if first.reached == "address" and first.buffer in known:
+        place = place_of(run.case, first.buffer, first.used)
     return Violation(_lost(first), place)
 
 
@@ -64,7 +68,7 @@ def no_race(runs: Runs) -> Violation | NotChecked | None:
     if not races:
         return None
     first = races[0]
-    return Violation(_met(first), Place(first.buffer, first.offset))
+    return Violation(_met(first), place_of(run.case, first.buffer, first.offset))
 
 
 def _met(race: Race) -> str:

@@ -5,6 +5,8 @@ from kvfuzz.oracles.properties import Property
 
 PROPERTIES: tuple[Property, ...] = (
     Property("crash", access.crash),
+    Property("no_overflow", schedule.no_overflow),
+    Property("no_race", schedule.no_race, variants=schedule.race_variants),
     Property("oracle", stored_bytes.oracle),
     Property("complete", stored_bytes.complete),
     Property(
@@ -19,8 +21,6 @@ PROPERTIES: tuple[Property, ...] = (
         variants=access.bounds_variants,
         hazards=access.stray_reads,
     ),
-    Property("no_overflow", schedule.no_overflow),
-    Property("no_race", schedule.no_race, variants=schedule.race_variants),
     Property(
         "roundtrip",
         relations.roundtrip,

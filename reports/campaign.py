@@ -3,6 +3,7 @@
 from kvfuzz.model.axes import AXES
 from kvfuzz.model.events import Started, Summary
 from kvfuzz.model.verdict import Hazard
+from kvfuzz.reports.kernel_coverage import coverage_lines
 from kvfuzz.reports.text import Pairs, columns, count, seconds
 from kvfuzz.reports.words import ENDED_BY, HAZARDS
 
@@ -55,6 +56,9 @@ def summary_lines(summary: Summary, started: Started | None = None) -> list[str]
     if checked and summary.ended_by != "finding":
         lines += ["", "  cases per level of each axis"]
         lines += columns(_fact_rows(summary, started), indent=4)
+        if summary.exercised:
+            lines += ["", "  kernel coverage"]
+            lines += coverage_lines(summary.exercised, indent=4)
     return lines
 
 

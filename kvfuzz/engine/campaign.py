@@ -202,6 +202,7 @@ class Campaign:
             return self._failing[key]
         self._journal.about_to_run(self._target, case)
         verdict = worker.check(case)
+        self._tally.coverage.add(verdict.exercised)
         if verdict.failed:
             self._failing[key] = verdict
         return verdict

@@ -1,8 +1,9 @@
-"""The counts of a campaign: cases, facts, outcomes per property, hazards."""
+"""The counts of a campaign: cases, facts, outcomes per property, hazards, kernel coverage."""
 
 from collections import Counter, defaultdict
 
 from kvfuzz.model.axes import AXES
+from kvfuzz.model.coverage import Coverage
 from kvfuzz.model.events import Summary
 from kvfuzz.model.verdict import Hazard, Verdict
 
@@ -26,6 +27,7 @@ class Tally:
         self._failed: Counter[str] = Counter()
         self._not_checked: dict[str, Counter[str]] = defaultdict(Counter)
         self._hazards: Counter[Hazard] = Counter()
+        self.coverage = Coverage()
 
     def unchecked(self, most: float) -> str:
         """Why a campaign without a finding is not clean, or nothing.
@@ -92,4 +94,5 @@ class Tally:
             passed=dict(self._passed),
             failed=dict(self._failed),
             hazards=tuple(self._hazards.most_common()),
+            exercised=self.coverage.all(),
         )

@@ -5,6 +5,7 @@ Events are tagged in JSON by their type, one object a line in OUT/events.ndjson.
 
 import msgspec
 
+from kvfuzz.model.coverage import Exercised
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.target import TargetInfo
 from kvfuzz.model.verdict import Hazard, Verdict
@@ -69,6 +70,8 @@ class Summary(msgspec.Struct, frozen=True, tag=True):
     failed: dict[str, int]
     """Per property: cases that failed it, those of known findings included."""
     hazards: tuple[tuple[Hazard, int], ...]
+    exercised: tuple[Exercised, ...] = ()
+    """What of the kernels' source ran; empty where the lane does not see it."""
 
 
 Event = Started | Progress | Found | Note | Summary

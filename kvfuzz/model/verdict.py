@@ -12,17 +12,17 @@ from kvfuzz.model.coverage import Exercised
 
 PROPERTY_NAMES: tuple[str, ...] = (
     "crash",
+    "no_overflow",
+    "no_race",
     "oracle",
     "complete",
     "frame",
     "immutable",
     "bounds",
-    "no_overflow",
-    "no_race",
     "roundtrip",
     "determinism",
 )
-"""Every property, in the order in which a finding is named after them."""
+"""Every property, in the order in which a finding is named after them: causes before symptoms."""
 
 Outcome = Literal["passed", "failed", "not_checked"]
 
