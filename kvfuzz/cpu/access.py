@@ -73,19 +73,30 @@ class Launch:
     options: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Marks:
-    """The byte sets of one allocation (bool `[nbytes]`), and their wider views by item size.
+    """The byte sets of one allocation, made when the first byte is marked.
 
-    For a large allocation `pages` holds the numbers of the pages that have a mark.
+    `views` holds a set as bool `[nbytes]` (size 0) and, by item size, as wider integers. For a
+    large allocation `pages` holds the numbers of the pages that have a mark.
     """
 
     allocation: Allocation
-    read: Array
-    written: Array
-    origin: Array | None
-    wide: dict[tuple[Kind, int], Array] = field(default_factory=dict)
+    origin: Array | None = None
+    views: dict[tuple[Kind, int], Array] = field(default_factory=dict)
     pages: dict[Kind, set[int]] = field(default_factory=lambda: {"read": set(), "write": set()})
+
+    def of(self, kind: Kind) -> Array:
+        """The bytes that were read or written; bool `[nbytes]`."""
+        marks = self.views.get((kind, 0))
+        if marks is None:
+            marks = zeros(self.allocation.nbytes, np.bool_)
+            self.views[kind, 0] = marks
+        return marks
+
+    def any(self, kind: Kind) -> bool:
+        """Whether anything was read or written at all."""
+        return (kind, 0) in self.views
 
     def note(self, kind: Kind, offset: Array, size: int) -> None:
         """Mark elements of `size` bytes at byte offsets."""
@@ -101,18 +112,17 @@ class Marks:
 
     def bytes_of(self, kind: Kind) -> Array:
         """The offsets of all marked bytes, ascending; int64."""
-        marks = self.read if kind == "read" else self.written
         if self.allocation.is_large:
-            return marked_in(marks, self.pages[kind])
-        return np.flatnonzero(marks)
+            return marked_in(self.of(kind), self.pages[kind])
+        return np.flatnonzero(self.of(kind))
 
     def _view(self, kind: Kind, size: int) -> Array:
-        view = self.wide.get((kind, size))
+        view = self.views.get((kind, size))
         if view is None:
-            marks = self.read if kind == "read" else self.written
+            marks = self.of(kind)
             whole = len(marks) // size * size
             view = marks[:whole].view(np.uint8).view(f"u{size}")
-            self.wide[kind, size] = view
+            self.views[kind, size] = view
         return view
 
 
@@ -165,11 +175,11 @@ class Access:
 
     def read(self, name: str) -> Array:
         """Bytes of allocation `name` that active lanes read; bool `[nbytes]`."""
-        return self._named(name).read
+        return self._named(name).of("read")
 
     def written(self, name: str) -> Array:
         """Bytes of allocation `name` that active lanes wrote; bool `[nbytes]`."""
-        return self._named(name).written
+        return self._named(name).of("write")
 
     def bytes_of(self, name: str, kind: Kind) -> Array:
         """Offsets of the bytes of `name` that were read or written, ascending; int64."""
@@ -213,9 +223,7 @@ class Access:
         """The byte sets of `allocation`, made on first use."""
         marks = self._marks.get(allocation.number)
         if marks is None:
-            nbytes = allocation.nbytes
-            read, written = (zeros(nbytes, np.bool_) for _ in range(2))
-            marks = Marks(allocation, read, written, self._no_origins(allocation))
+            marks = Marks(allocation, self._no_origins(allocation))
             self._marks[allocation.number] = marks
             self._by_name[allocation.name] = allocation.number
         return marks
@@ -258,7 +266,10 @@ class Access:
 
 
 def _crossed(marks: Marks) -> bool:
+    if not (marks.any("read") and marks.any("write")):
+        return False
+    read, written = marks.of("read"), marks.of("write")
     if marks.allocation.is_large:
         both = marks.pages["read"] & marks.pages["write"]
-        return any(marks.read[at] for at in marked_in(marks.written, both))
-    return bool((marks.read & marks.written).any())
+        return bool(read[marked_in(written, both)].any())
+    return bool((read & written).any())

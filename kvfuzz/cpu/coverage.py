@@ -70,6 +70,10 @@ class Coverage:
 
     def note_mask(self, op: Op, mask: Array, programs: Array | None) -> None:
         """Add what a lane mask `[P, *shape]` was for the active programs (bool [P], None: all)."""
+        on = int(np.count_nonzero(mask))
+        if on in (0, mask.size):  # the same for every program
+            self.note(op, on > 0, False, on == 0)
+            return
         lanes = mask.reshape(len(mask), -1)
         every: Array = np.logical_and.reduce(lanes, axis=1)
         some: Array = np.logical_or.reduce(lanes, axis=1)

@@ -21,7 +21,7 @@ from kvfuzz.cpu.evaluate import run_grid
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.memory import Memory
 from kvfuzz.cpu.numerics import encode
-from kvfuzz.cpu.reserve import zeros
+from kvfuzz.cpu.reserve import aligned_zeros
 from kvfuzz.cpu.scratch import Scratch
 from kvfuzz.cpu.space import AddressSpace, Allocation
 from kvfuzz.cpu.values import Pointer
@@ -92,7 +92,7 @@ class CpuLane:
         Views of it, of any dtype, belong to it. From 64 MiB on it is reserved and not committed:
         only the pages that are touched cost memory. Raises `LaneError` if `name` is taken.
         """
-        memory = zeros(nbytes)
+        memory = aligned_zeros(nbytes)
         self._space.add(name, memory)
         return torch.from_numpy(memory)
 

@@ -21,14 +21,18 @@ _ALIGNMENT = 256
 
 
 def zeros(count: int, dtype: Any = np.uint8) -> Array:
-    """`count` zeros, the first at a multiple of 256 bytes. Raises MemoryError."""
-    size = np.dtype(dtype).itemsize
-    nbytes = count * size
+    """`count` zeros. Raises MemoryError."""
+    nbytes = count * np.dtype(dtype).itemsize
+    return np.zeros(count, dtype) if nbytes < LARGE else _reserved(nbytes).view(dtype)
+
+
+def aligned_zeros(nbytes: int) -> Array:
+    """uint8 `[nbytes]`, zeroed, the first at a multiple of 256 bytes. Raises MemoryError."""
     if nbytes >= LARGE:
-        return _reserved(nbytes).view(dtype)
+        return _reserved(nbytes)
     backing = np.zeros(nbytes + _ALIGNMENT, np.uint8)
     start = -backing.ctypes.data % _ALIGNMENT
-    return backing[start : start + nbytes].view(dtype)
+    return backing[start : start + nbytes]
 
 
 def _reserved(nbytes: int) -> Array:
