@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from kvfuzz.errors import KvfuzzError
-from kvfuzz.model.target import LANES
+from kvfuzz.errors import Exit, KvfuzzError
+from kvfuzz.model.target import DEFAULT_ARCH, LANES
 
 SOURCE_HELP = "Source tree of a project, loaded without install or build (repeatable)."
 
@@ -160,6 +160,22 @@ def show(seed: str) -> None:
     from kvfuzz.reports.seed import seed_lines
 
     click.echo("\n".join(seed_lines(read(seed), seed)))
+
+
+@cli.command()
+@click.option("--arch", default=DEFAULT_ARCH, metavar="GFX", help="What the cpu lane compiles for.")
+@click.option("--ops", is_flag=True, help="Name every operation that the cpu lane supports.")
+def doctor(arch: str, ops: bool) -> int:
+    """Say what this machine can run: versions, lanes, supported operations.
+
+    Runs a kernel on each lane. Ends with 0 where some lane works, with 4 where none does.
+    """
+    from kvfuzz.engine.checkup import check_lanes
+    from kvfuzz.reports.checkup import checkup_lines
+
+    found = check_lanes(arch)
+    click.echo("\n".join(checkup_lines(found, ops=ops)))
+    return Exit.CLEAN if any(each.lane.works for each in found) else Exit.NOT_CHECKED
 
 
 @cli.command("list")

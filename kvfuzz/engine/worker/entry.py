@@ -1,4 +1,4 @@
-"""What the parent asks of the worker: describe the target, check a case.
+"""What the parent asks of the worker: describe the target, check a case, try a lane out.
 
 The parent imports this module to name its functions, so torch, triton and the target are imported
 inside them, in the worker alone. Messages are msgspec's binary form of the model's types.
@@ -90,6 +90,13 @@ def describe(config: bytes) -> bytes:
         arch=judge.lane.arch,
     )
     return msgspec.msgpack.encode(Description(judge.target.info, environment))
+
+
+def check_up(lane: str, arch: str) -> bytes:
+    """Try a lane out; msgpack of Checkup."""
+    from kvfuzz.engine.worker.checkup import examine
+
+    return msgspec.msgpack.encode(examine(lane, arch))
 
 
 def check(config: bytes, case: bytes, explain: bool) -> bytes:
