@@ -4,15 +4,21 @@ import math
 
 from kvfuzz.cpu.control import bind_call, bind_for, bind_if, bind_while
 from kvfuzz.cpu.errors import UnsupportedOp
+from kvfuzz.cpu.inline_asm import bind_inline_asm
 from kvfuzz.cpu.ir import Block, Function, Module, Op
 from kvfuzz.cpu.machine import Bound, Code, Follow, Jump, Program, Routine, Step
+from kvfuzz.cpu.ops_atomic import ATOMIC_OPS
 from kvfuzz.cpu.ops_extern import bind_extern
 from kvfuzz.cpu.ops_float import FLOAT_OPS
 from kvfuzz.cpu.ops_integer import INTEGER_OPS
+from kvfuzz.cpu.ops_map import bind_map
 from kvfuzz.cpu.ops_memory import MEMORY_OPS
-from kvfuzz.cpu.ops_region import bind_dot, bind_reduce, bind_scan
+from kvfuzz.cpu.ops_region import bind_dot, bind_histogram, bind_reduce, bind_scan
+from kvfuzz.cpu.ops_scaled import bind_dot_scaled
 from kvfuzz.cpu.ops_shape import SHAPE_OPS
+from kvfuzz.cpu.ops_watch import WATCH_OPS
 from kvfuzz.cpu.trace import follow_load, follow_store, follow_value
+from kvfuzz.cpu.waiting import waits
 
 # Every op without regions: a function from the op to its step, which may raise `UnsupportedOp`.
 OPS = {
@@ -20,8 +26,13 @@ OPS = {
     **FLOAT_OPS,
     **SHAPE_OPS,
     **MEMORY_OPS,
+    **ATOMIC_OPS,
+    **WATCH_OPS,
     "tt.dot": bind_dot,
+    "tt.dot_scaled": bind_dot_scaled,
+    "tt.elementwise_inline_asm": bind_inline_asm,
     "tt.extern_elementwise": bind_extern,
+    "tt.histogram": bind_histogram,
 }
 
 # Ops with regions also get a function that binds a block.
@@ -38,6 +49,7 @@ TERMINATORS = frozenset(
         "tt.return",
         "tt.reduce.return",
         "tt.scan.return",
+        "tt.map_elementwise.return",
         "scf.yield",
         "scf.condition",
         "cf.br",
@@ -53,7 +65,7 @@ def decode_module(module: Module) -> Program:
     """Bind a whole kernel. Raises `UnsupportedOp` before anything could run."""
     decoder = _Decoder(module)
     entry = decoder.routine(module.entry)
-    return Program(module.entry, entry, decoder.largest)
+    return Program(module.entry, entry, decoder.largest, waits(module))
 
 
 class _Decoder:
@@ -65,11 +77,13 @@ class _Decoder:
     def routine(self, name: str) -> Routine:
         if name not in self._routines:
             function: Function = self._module.functions[name]
-            order = _forward_order(function.blocks)
-            number_of = {block: number for number, block in enumerate(order)}
-            blocks = tuple(self.block(function.blocks[block], number_of) for block in order)
-            self._routines[name] = Routine(name, blocks, function.num_slots)
+            self._routines[name] = Routine(name, self.blocks(function.blocks), function.num_slots)
         return self._routines[name]
+
+    def blocks(self, blocks: tuple[Block, ...]) -> tuple[Code, ...]:
+        order = _block_order(blocks)
+        number_of = {block: number for number, block in enumerate(order)}
+        return tuple(self.block(blocks[block], number_of) for block in order)
 
     def block(self, block: Block, number_of: dict[int, int] | None = None) -> Code:
         if not block.ops or block.ops[-1].name not in TERMINATORS:
@@ -95,6 +109,8 @@ class _Decoder:
     def _step(self, op: Op) -> Step:
         if op.name == "tt.call":
             return bind_call(self.routine(str(op.attributes["callee"])))
+        if op.name == "tt.map_elementwise":
+            return bind_map(op, self.blocks)
         if op.name in REGION_OPS:
             if any(len(region) != 1 for region in op.regions):
                 raise _unsupported(op, "several blocks in a region")
@@ -104,19 +120,16 @@ class _Decoder:
         raise _unsupported(op)
 
 
-def _forward_order(blocks: tuple[Block, ...]) -> list[int]:
-    """Numbers of the reachable blocks, each before those it branches to. Refuses cycles."""
+def _block_order(blocks: tuple[Block, ...]) -> list[int]:
+    """Numbers of the reachable blocks, each before those it branches to but for loops."""
     finished: list[int] = []
-    in_progress: set[int] = set()
+    seen: set[int] = set()
 
     def visit(number: int) -> None:
-        if number in finished:
+        if number in seen:
             return
-        last = blocks[number].ops[-1]
-        if number in in_progress:
-            raise _unsupported(last, "branch backwards")
-        in_progress.add(number)
-        for successor in last.successors:
+        seen.add(number)
+        for successor in blocks[number].ops[-1].successors:
             visit(successor.block)
         finished.append(number)
 

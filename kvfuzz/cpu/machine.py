@@ -67,11 +67,15 @@ class Routine:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A decoded kernel. `largest` is the number of elements of its largest value."""
+    """A decoded kernel. `largest` is the number of elements of its largest value.
+
+    `serial`: its programs wait for each other, and must run one by one (see `waiting`).
+    """
 
     name: str
     entry: Routine
     largest: int
+    serial: bool = False
 
 
 class Machine:
