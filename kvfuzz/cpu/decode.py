@@ -1,11 +1,12 @@
 """Binds a parsed kernel to steps, once: every op is looked up here, or the kernel is refused."""
 
 import math
+from collections.abc import Callable
 
 from kvfuzz.cpu.control import bind_call, bind_for, bind_if, bind_while
 from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.inline_asm import bind_inline_asm
-from kvfuzz.cpu.ir import Block, Function, Module, Op
+from kvfuzz.cpu.ir import Block, Function, Module, Op, reached_from
 from kvfuzz.cpu.machine import Bound, Code, Follow, Jump, Program, Routine, Step
 from kvfuzz.cpu.ops_atomic import ATOMIC_OPS
 from kvfuzz.cpu.ops_extern import bind_extern
@@ -107,10 +108,8 @@ class _Decoder:
         return Bound(step, op.operands, op.results, op, follow)
 
     def _step(self, op: Op) -> Step:
-        if op.name == "tt.call":
-            return bind_call(self.routine(str(op.attributes["callee"])))
-        if op.name == "tt.map_elementwise":
-            return bind_map(op, self.blocks)
+        if op.name in MODULE_OPS:
+            return MODULE_OPS[op.name](self, op)
         if op.name in REGION_OPS:
             if any(len(region) != 1 for region in op.regions):
                 raise _unsupported(op, "several blocks in a region")
@@ -120,8 +119,19 @@ class _Decoder:
         raise _unsupported(op)
 
 
+# Ops that need more than one block of the module: a function from the decoder and the op.
+MODULE_OPS: dict[str, Callable[[_Decoder, Op], Step]] = {
+    "tt.call": lambda decoder, op: bind_call(decoder.routine(str(op.attributes["callee"]))),
+    "tt.map_elementwise": lambda decoder, op: bind_map(op, decoder.blocks),
+}
+
+
 def _block_order(blocks: tuple[Block, ...]) -> list[int]:
-    """Numbers of the reachable blocks, each before those it branches to but for loops."""
+    """Numbers of the reachable blocks, each before those it branches to but for loops.
+
+    What follows a loop comes after it, so that programs that leave early wait there.
+    """
+    reached = reached_from(blocks)
     finished: list[int] = []
     seen: set[int] = set()
 
@@ -129,8 +139,9 @@ def _block_order(blocks: tuple[Block, ...]) -> list[int]:
         if number in seen:
             return
         seen.add(number)
-        for successor in blocks[number].ops[-1].successors:
-            visit(successor.block)
+        ways = [successor.block for successor in blocks[number].ops[-1].successors]
+        for way in sorted(ways, key=lambda way: number in reached[way]):
+            visit(way)
         finished.append(number)
 
     visit(0)

@@ -97,6 +97,21 @@ class Op:
         return self.result_types[0]
 
 
+def reached_from(blocks: tuple[Block, ...]) -> list[set[int]]:
+    """For every block the numbers of those it branches to, directly or through others."""
+    reached: list[set[int]] = []
+    for block in blocks:
+        found: set[int] = set()
+        todo = [block]
+        while todo:
+            for successor in todo.pop().ops[-1].successors:
+                if successor.block not in found:
+                    found.add(successor.block)
+                    todo.append(blocks[successor.block])
+        reached.append(found)
+    return reached
+
+
 @dataclass(frozen=True, slots=True)
 class Function:
     """One `tt.func`: its argument slots are those of its first block."""

@@ -62,12 +62,12 @@ def _shown(value: Any, type_: Type, program: int, is_signed: bool, in_hex: bool)
         return "pointer"
     values = np.broadcast_to(value[min(program, len(value) - 1)], type_.shape)
     if in_hex:
-        bits = unsigned(np.ascontiguousarray(values))
+        bits = unsigned(values.copy())
         digits = 2 * bits.dtype.itemsize
         return _summary(bits, lambda code: f"0x{int(code):0{digits}x}")
     if type_.is_float:
         return _summary(decode(values, type_.element), lambda number: f"{float(number):g}")
-    whole = values if is_signed else unsigned(np.ascontiguousarray(values))
+    whole = values if is_signed else unsigned(values.copy())
     return _summary(whole, lambda number: str(int(number)))
 
 

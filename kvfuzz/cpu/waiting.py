@@ -6,7 +6,7 @@ until the slowest leaves its loop. Such a kernel runs program by program instead
 
 from collections.abc import Iterator
 
-from kvfuzz.cpu.ir import Block, Function, Module, Op
+from kvfuzz.cpu.ir import Block, Function, Module, Op, reached_from
 
 _WATCHING = frozenset({"tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_load", "tt.atomic_poll"})
 
@@ -17,7 +17,7 @@ def waits(module: Module) -> bool:
 
 
 def _function_waits(module: Module, function: Function) -> bool:
-    cyclic = _in_cycle(function.blocks)
+    cyclic = {n for n, reached in enumerate(reached_from(function.blocks)) if n in reached}
     for number, block in enumerate(function.blocks):
         for op in _nested(block):
             if op.name == "tt.atomic_poll":
@@ -42,22 +42,3 @@ def _watches(module: Module, op: Op) -> bool:
     if op.name == "tt.call":
         blocks += module.functions[str(op.attributes["callee"])].blocks
     return any(_watches(module, inner) for block in blocks for inner in block.ops)
-
-
-def _in_cycle(blocks: tuple[Block, ...]) -> set[int]:
-    """Numbers of the blocks that can reach themselves."""
-    follows = [
-        {successor.block for successor in block.ops[-1].successors} if block.ops else set()
-        for block in blocks
-    ]
-    cyclic = set()
-    for start in range(len(blocks)):
-        reached: set[int] = set()
-        todo = set(follows[start])
-        while todo:
-            number = todo.pop()
-            reached.add(number)
-            todo |= follows[number] - reached
-        if start in reached:
-            cyclic.add(start)
-    return cyclic
