@@ -88,7 +88,7 @@ def bind_inline_asm(op: Op) -> Step:
     """Bind known text. Raises `UnsupportedOp` with the text for any other."""
     strings: Any = op.attributes.get("strings", ())
     text = re.sub(r"(?:\\0A|\\n|\s)+", " ", strings[0].replace("\\0A", "; ")).strip()
-    text = re.sub(r"[; ]*; *", "; ", text).rstrip("; ")
+    text = re.sub(r"[; ]*; *", "; ", text).strip("; ")
     if len(op.results) == 1 and text in READINGS:
         reading, dtype = READINGS[text], np.dtype(f"i{op.type.nbytes}")
         ndim = len(op.type.shape) + 1

@@ -213,6 +213,7 @@ SYMBOLS: dict[str, Compute] = {
     **{f"__ocml_{n}_f32": _widened(f) for n, f in _NARROW.items()},
     **{f"__ocml_{n}_f16": _in_double_then_half(f) for n, f in _NARROW.items()},
     "__ocml_fma_f32": fused_multiply_add,
+    "__ocml_fma_f64": fused_multiply_add,
     "__ocml_nextafter_f32": _next_after("f4"),
     "__ocml_nextafter_f64": _next_after("f8"),
     "__ocml_ldexp_f32": np.ldexp,

@@ -188,12 +188,6 @@ def _in_double(compute: Callable[..., Array]) -> Callable[..., Array]:
     return lambda *values: compute(*[v.astype(np.float64) for v in values]).astype(values[0].dtype)
 
 
-def _fused(op: Op) -> Step:
-    if op.type.element == "f64":
-        raise UnsupportedOp("math.fma on f64", op.location.name, op.location.line)
-    return elementwise(fused_multiply_add)(op)
-
-
 def _erf(values: Array) -> Array:
     import math
 
@@ -239,5 +233,5 @@ FLOAT_OPS: dict[str, Binder] = {
     "math.ceil": elementwise(np.ceil),
     "math.trunc": elementwise(np.trunc),
     "math.roundeven": elementwise(np.rint),
-    "math.fma": _fused,
+    "math.fma": elementwise(fused_multiply_add),
 }

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.language import core
-from triton.language.extra import libdevice
+from triton.language.extra.hip import libdevice
 
 from kvfuzz.cpu import UnsupportedOp
 from kvfuzz.cpu.inventory import supported
@@ -136,6 +136,8 @@ def test_classes_and_exponents_are_int32(buffer, mapped):
     }
     values = np.array([*VALUES[:-1], abs(VALUES[-1]), 1e-42], np.float32)
     for name, expected in classes.items():
+        if not hasattr(libdevice, name):
+            continue
         (x,), found = apply(buffer, mapped(name, 1), [values], torch.int32, name)
         assert found.tolist() == [expected(value) for value in x.tolist()], name
 
@@ -174,6 +176,8 @@ def test_powers_and_scalings_by_an_integer(buffer, mapped):
 def test_leading_zeros_bits_and_magnitudes_of_integers(buffer, mapped, dtype):
     info = np.iinfo(dtype)
     values = np.array([0, 1, 2, 255, 256, -1, info.min, info.max, 12345, 1 << 20], dtype)
+    if not hasattr(libdevice, "clz"):
+        pytest.skip("this Triton's libdevice has no functions of integers")
     (x,), zeros = apply(buffer, mapped("clz", 1), [values], torch.int32, "clz")
     unsigned = [value % (1 << info.bits) for value in x.tolist()]
     assert zeros.tolist() == [info.bits - value.bit_length() for value in unsigned]
