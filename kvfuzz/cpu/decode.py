@@ -59,7 +59,12 @@ TERMINATORS = frozenset(
 )
 
 _CARRY_TRACES = frozenset({*SHAPE_OPS, *REGION_OPS, "arith.select", "tt.call"})
-_FOLLOW: dict[str, Follow] = {"tt.load": follow_load, "tt.store": follow_store}
+_FOLLOW: dict[str, Follow] = {
+    "tt.load": follow_load,
+    "tt.atomic_load": follow_load,
+    "tt.store": follow_store,
+    "tt.atomic_store": follow_store,
+}
 
 
 def decode_module(module: Module) -> Program:

@@ -224,10 +224,12 @@ def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
 
 
 def _fused_fractions(a: float, b: float, c: float) -> float:
-    if not all(map(math.isfinite, (a, b, c))) or a == 0 or b == 0:
+    if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
         return float(np.float64(a) * np.float64(b) + np.float64(c))
+    if not math.isfinite(c):
+        return float(c)
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     try:
         return float(exact)
     except OverflowError:
-        return math.copysign(math.inf, exact)
+        return math.inf if exact > 0 else -math.inf
