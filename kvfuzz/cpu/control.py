@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfuzz.cpu.errors import LaunchError
-from kvfuzz.cpu.ir import Block, Op
+from kvfuzz.cpu.ir import ACCESSES, NOWHERE, Block, Op, nested
 from kvfuzz.cpu.machine import Code, Machine, Routine, Step
 from kvfuzz.cpu.overflow import decide
 from kvfuzz.cpu.values import STORAGE, Mask, merge
@@ -20,17 +20,7 @@ Array = NDArray[Any]
 BindBlock = Callable[[Block], Code]
 Split = tuple[bool, Mask]  # whether any program goes this way, and which
 
-_ACCESSES = frozenset(
-    {
-        "tt.load",
-        "tt.store",
-        "tt.atomic_rmw",
-        "tt.atomic_cas",
-        "tt.descriptor_load",
-        "tt.descriptor_store",
-        "tt.call",
-    }
-)
+_BRANCH = Op("cf.br", (), (), (), (), NOWHERE)  # of a block that holds nothing else
 
 
 def split(mask: Mask, condition: Array) -> tuple[Split, Split]:
@@ -53,17 +43,32 @@ def update(mask: Mask, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
 
 def run_routine(machine: Machine, routine: Routine, arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Run a function in a frame of its own; the programs return at different blocks."""
-    outer_slots, outer_mask = machine.slots, machine.mask
+    outer_slots = machine.slots
     machine.slots = [None] * routine.num_slots
-    arrivals: list[list[tuple[Mask, list[Any]]]] = [[] for _ in routine.blocks]
-    arrivals[0].append((outer_mask, list(arguments)))
+    results = run_blocks(machine, routine.blocks, arguments)
+    machine.slots = outer_slots
+    return results
+
+
+def run_blocks(
+    machine: Machine, blocks: Sequence[Code], arguments: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Run blocks that branch to each other until every active program has left them.
+
+    The lowest block that programs wait at goes next, with all that wait there, so that without
+    branches backwards each runs once.
+    """
+    outer_mask = machine.mask
+    arrivals: dict[int, list[tuple[Mask, list[Any]]]] = {0: [(outer_mask, list(arguments))]}
     returned: list[tuple[Mask, list[Any]]] = []
-    for code, arrived in zip(routine.blocks, arrivals, strict=True):
-        if not arrived:
-            continue
-        machine.mask, values = _join(arrived)
+    been: set[int] = set()
+    while arrivals:
+        number = min(arrivals)
+        code = blocks[number]
+        machine.mask, values = _join(arrivals.pop(number))
         mask = machine.mask
-        outcome = machine.run(code, values)
+        outcome = _run_again(machine, code, values) if number in been else machine.run(code, values)
+        been.add(number)
         if not code.targets:
             returned.append((mask, list(outcome)))
             continue
@@ -72,10 +77,12 @@ def run_routine(machine: Machine, routine: Routine, arguments: Sequence[Any]) ->
             ways = _fork(machine, code.terminator, outcome[0])
         for target, (any_goes, going) in zip(code.targets, ways, strict=True):
             if any_goes:
+                if target.block <= number:
+                    machine.burn(code.ops[-1].op if code.ops else _BRANCH)
                 passed = [machine.slots[slot] for slot in target.operands]
-                arrivals[target.block].append((going, passed))
+                arrivals.setdefault(target.block, []).append((going, passed))
     _, results = _join(returned)
-    machine.slots, machine.mask = outer_slots, outer_mask
+    machine.mask = outer_mask
     return tuple(results)
 
 
@@ -93,8 +100,19 @@ def _fork(
 
 def reaches_memory(op: Op) -> bool:
     """Whether the regions of `op` access memory, or call what may."""
-    inner = [each for region in op.regions for block in region for each in block.ops]
-    return any(each.name in _ACCESSES or reaches_memory(each) for each in inner)
+    inner = (each for region in op.regions for each in nested(region))
+    return any(each.name in ACCESSES or each.name == "tt.call" for each in inner)
+
+
+def _run_again(machine: Machine, code: Code, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Run a block that ran before; programs that have left it keep the values it gave them."""
+    slots = [*code.arguments, *(slot for bound in code.ops for slot in bound.results)]
+    before = [machine.slots[slot] for slot in slots]
+    outcome = machine.run(code, values)
+    after = update(machine.mask, [machine.slots[slot] for slot in slots], before)
+    for slot, value in zip(slots, after, strict=True):
+        machine.slots[slot] = value
+    return outcome
 
 
 def _join(arrived: list[tuple[Mask, list[Any]]]) -> tuple[Mask, list[Any]]:
@@ -140,10 +158,14 @@ def bind_for(op: Op, bind: BindBlock) -> Step:
     code = bind(op.regions[0][0])
     dtype = np.dtype(STORAGE[op.regions[0][0].argument_types[0].element])
     guards = reaches_memory(op)
+    is_unsigned = "unsigned" in op.words
+    wide = np.uint64 if is_unsigned else np.int64
 
     def step(machine: Machine, *operands: Any) -> Any:
         low, high, stride = (decide(machine, op, each, guards=guards) for each in operands[:3])
         carried = operands[3:]
+        if is_unsigned:
+            low, high, stride = (part.view(f"u{dtype.itemsize}") for part in (low, high, stride))
         values: Sequence[Any] = carried
         (still, _), _ = split(machine.mask, stride <= 0)
         if still:
@@ -154,10 +176,10 @@ def bind_for(op: Op, bind: BindBlock) -> Step:
         if len(low) == len(high) == len(stride) == 1:
             for counter in range(int(low[0]), int(high[0]), int(stride[0])):
                 machine.burn(op)
-                values = machine.run(code, [np.array([counter], dtype), *values])
+                values = machine.run(code, [np.array([counter], wide).astype(dtype), *values])
             return _results(values)
         outer = machine.mask
-        counters, end, by = (part.astype(np.int64) for part in (low, high, stride))
+        counters, end, by = (part.astype(wide) for part in (low, high, stride))
         while True:
             inside = np.broadcast_to(counters < end, machine.num_programs)
             (any_goes, going), _ = split(outer, inside)

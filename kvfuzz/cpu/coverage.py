@@ -14,7 +14,7 @@ import numpy as np
 import triton
 from numpy.typing import NDArray
 
-from kvfuzz.cpu.ir import Location, Op
+from kvfuzz.cpu.ir import ACCESSES, MASK_OPERAND, Location, Op
 
 if TYPE_CHECKING:
     from kvfuzz.cpu.machine import Code
@@ -31,8 +31,6 @@ OUTCOMES: dict[SiteKind, tuple[str, ...]] = {
 """By kind: whether the line ran, which way a program went, how many lanes of a program's access
 were active, how often a program went round."""
 
-_MASK_AT = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
-_ACCESSES = frozenset({*_MASK_AT, "tt.atomic_cas", "tt.descriptor_load", "tt.descriptor_store"})
 _LIBRARY = str(Path(triton.__file__).parent)
 
 
@@ -113,7 +111,7 @@ class Coverage:
         for code in codes:
             for op in code.all_ops():
                 if _is_own(op.location):
-                    lines = accesses if op.name in _ACCESSES else every
+                    lines = accesses if op.name in ACCESSES else every
                     lines[op.location] = lines.get(op.location, False) or code in self.blocks
         return every | accesses
 
@@ -130,5 +128,5 @@ def _sites(code: "Code") -> Iterator[tuple[Op, SiteKind]]:
             yield op, "branch"
         elif op.name in ("scf.for", "scf.while"):
             yield op, "loop"
-        elif op.name in _MASK_AT and len(op.operands) > _MASK_AT[op.name]:
+        elif op.name in MASK_OPERAND and len(op.operands) > MASK_OPERAND[op.name]:
             yield op, "mask"

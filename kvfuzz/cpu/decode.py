@@ -1,19 +1,25 @@
 """Binds a parsed kernel to steps, once: every op is looked up here, or the kernel is refused."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from kvfuzz.cpu.control import bind_call, bind_for, bind_if, bind_while
 from kvfuzz.cpu.errors import UnsupportedOp
-from kvfuzz.cpu.ir import Block, Function, Module, Op
+from kvfuzz.cpu.inline_asm import bind_inline_asm
+from kvfuzz.cpu.ir import Block, Function, Module, Op, nested, reached_from
 from kvfuzz.cpu.machine import Bound, Code, Jump, Program, Routine, Step
+from kvfuzz.cpu.ops_atomic import ATOMIC_OPS
 from kvfuzz.cpu.ops_extern import bind_extern
 from kvfuzz.cpu.ops_float import FLOAT_OPS
 from kvfuzz.cpu.ops_integer import INTEGER_OPS
+from kvfuzz.cpu.ops_map import bind_map
 from kvfuzz.cpu.ops_memory import MEMORY_OPS
-from kvfuzz.cpu.ops_region import bind_dot, bind_reduce, bind_scan
+from kvfuzz.cpu.ops_region import bind_dot, bind_histogram, bind_reduce, bind_scan
+from kvfuzz.cpu.ops_scaled import bind_dot_scaled
 from kvfuzz.cpu.ops_shape import SHAPE_OPS
+from kvfuzz.cpu.ops_watch import WATCH_OPS
 from kvfuzz.cpu.overflow import checked, widened
+from kvfuzz.cpu.waiting import waits
 
 # Every op without regions: a function from the op to its step, which may raise `UnsupportedOp`.
 OPS = {
@@ -21,8 +27,13 @@ OPS = {
     **FLOAT_OPS,
     **SHAPE_OPS,
     **MEMORY_OPS,
+    **ATOMIC_OPS,
+    **WATCH_OPS,
     "tt.dot": bind_dot,
+    "tt.dot_scaled": bind_dot_scaled,
+    "tt.elementwise_inline_asm": bind_inline_asm,
     "tt.extern_elementwise": bind_extern,
+    "tt.histogram": bind_histogram,
 }
 
 # Ops with regions also get a function that binds a block.
@@ -39,6 +50,7 @@ TERMINATORS = frozenset(
         "tt.return",
         "tt.reduce.return",
         "tt.scan.return",
+        "tt.map_elementwise.return",
         "scf.yield",
         "scf.condition",
         "cf.br",
@@ -53,27 +65,26 @@ def decode_module(module: Module) -> Program:
     """Bind a whole kernel. Raises `UnsupportedOp` before anything could run."""
     decoder = _Decoder(module)
     entry = decoder.routine(module.entry)
-    synchronises = _synchronises(module)
-    return Program(module.entry, entry, decoder.largest, tuple(decoder.codes), synchronises)
+    return Program(
+        module.entry,
+        entry,
+        decoder.largest,
+        tuple(decoder.codes),
+        serial=waits(module),
+        synchronises=_synchronises(module),
+    )
 
 
 def _synchronises(module: Module) -> str:
     """`kernel (file:line)` of the first atomic access whose result the kernel uses, or nothing."""
     for function in module.functions.values():
-        ops = list(_all_ops(function.blocks))
+        ops = list(nested(function.blocks))
         used = {slot for op in ops for slot in op.operands}
         used |= {slot for op in ops for each in op.successors for slot in each.operands}
         for op in ops:
             if op.name.startswith("tt.atomic") and used.intersection(op.results):
                 return f"{module.entry} ({op.location})"
     return ""
-
-
-def _all_ops(blocks: tuple[Block, ...]) -> Iterator[Op]:
-    for op in (op for block in blocks for op in block.ops):
-        yield op
-        for region in op.regions:
-            yield from _all_ops(region)
 
 
 class _Decoder:
@@ -86,11 +97,13 @@ class _Decoder:
     def routine(self, name: str) -> Routine:
         if name not in self._routines:
             function: Function = self._module.functions[name]
-            order = _forward_order(function.blocks)
-            number_of = {block: number for number, block in enumerate(order)}
-            blocks = tuple(self.block(function.blocks[block], number_of) for block in order)
-            self._routines[name] = Routine(name, blocks, function.num_slots)
+            self._routines[name] = Routine(name, self.blocks(function.blocks), function.num_slots)
         return self._routines[name]
+
+    def blocks(self, blocks: tuple[Block, ...]) -> tuple[Code, ...]:
+        order = _block_order(blocks)
+        number_of = {block: number for number, block in enumerate(order)}
+        return tuple(self.block(blocks[block], number_of) for block in order)
 
     def block(self, block: Block, number_of: dict[int, int] | None = None) -> Code:
         if not block.ops or block.ops[-1].name not in TERMINATORS:
@@ -134,8 +147,8 @@ class _Decoder:
         )
 
     def _step(self, op: Op) -> Step:
-        if op.name == "tt.call":
-            return bind_call(self.routine(str(op.attributes["callee"])))
+        if op.name in MODULE_OPS:
+            return MODULE_OPS[op.name](self, op)
         if op.name in REGION_OPS:
             if any(len(region) != 1 for region in op.regions):
                 raise _unsupported(op, "several blocks in a region")
@@ -145,20 +158,29 @@ class _Decoder:
         raise _unsupported(op)
 
 
-def _forward_order(blocks: tuple[Block, ...]) -> list[int]:
-    """Numbers of the reachable blocks, each before those it branches to. Refuses cycles."""
+# Ops that need more than one block of the module: a function from the decoder and the op.
+MODULE_OPS: dict[str, Callable[[_Decoder, Op], Step]] = {
+    "tt.call": lambda decoder, op: bind_call(decoder.routine(str(op.attributes["callee"]))),
+    "tt.map_elementwise": lambda decoder, op: bind_map(op, decoder.blocks),
+}
+
+
+def _block_order(blocks: tuple[Block, ...]) -> list[int]:
+    """Numbers of the reachable blocks, each before those it branches to but for loops.
+
+    What follows a loop comes after it, so that programs that leave early wait there.
+    """
+    reached = reached_from(blocks)
     finished: list[int] = []
-    in_progress: set[int] = set()
+    seen: set[int] = set()
 
     def visit(number: int) -> None:
-        if number in finished:
+        if number in seen:
             return
-        last = blocks[number].ops[-1]
-        if number in in_progress:
-            raise _unsupported(last, "branch backwards")
-        in_progress.add(number)
-        for successor in last.successors:
-            visit(successor.block)
+        seen.add(number)
+        ways = [successor.block for successor in blocks[number].ops[-1].successors]
+        for way in sorted(ways, key=lambda way: number in reached[way]):
+            visit(way)
         finished.append(number)
 
     visit(0)

@@ -8,6 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from kvfuzz.cpu.decode import decode_module
+from kvfuzz.cpu.descriptors import is_descriptor, taken_apart
 from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.parse import parse_module
@@ -107,10 +108,12 @@ class CpuLauncher:
 
 
 def _flatten(name: str, kind: Any, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """The run-time arguments; tuples are passed element by element, constexprs not at all."""
+    """The run-time arguments; tuples and descriptors come in parts, constexprs not at all."""
     if isinstance(kind, tuple):
         for number, (part_kind, part) in enumerate(zip(kind, value, strict=True)):
             yield from _flatten(f"{name}.{number}", part_kind, part)
+    elif is_descriptor(kind):
+        yield from taken_apart(name, kind, value)
     elif kind != "constexpr":
         yield name, kind, value
 

@@ -6,7 +6,8 @@ from kvfuzz.errors import NotCheckedError, UsageError
 class UnsupportedOp(NotCheckedError):  # noqa: N818 (reads as a noun in reports)
     """The kernel uses an operation that the lane cannot evaluate exactly. Nothing ran.
 
-    `op` is its name in Triton's IR, `file` (base name) and `line` say where the kernel asks for it.
+    Only a program that waits for a later one is noticed while it runs. `op` is the name in Triton's
+    IR, `file` (base name) and `line` say where the kernel asks for it.
     """
 
     def __init__(self, op: str, file: str = "?", line: int = 0) -> None:

@@ -1,11 +1,13 @@
 """Runs a decoded kernel over its grid, in chunks of programs that keep memory bounded."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from kvfuzz.cpu.control import run_routine
+from kvfuzz.cpu.errors import LaunchError, UnsupportedOp
 from kvfuzz.cpu.machine import Machine, Program
 from kvfuzz.cpu.memory import Memory
 
@@ -21,13 +23,27 @@ def run_grid(
 ) -> None:
     """Run all programs of `grid` (x fastest). `arguments` are values of shape `[1]`.
 
-    A chunk is as many programs as keep the largest value near `chunk_bytes` bytes. `fuel` is the
-    number of loop iterations that the launch may take. Raises `LaunchError`.
+    A chunk is as many programs as keep the largest value near `chunk_bytes` bytes, or one program
+    if the programs wait for each other. `fuel` is the number of loop iterations that the launch
+    may take, or that each of those may. Raises `LaunchError`, and `UnsupportedOp` for a program
+    that waits for a later one.
     """
     total = grid[0] * grid[1] * grid[2]
-    chunk = max(1, chunk_bytes // (8 * program.largest))
+    chunk = 1 if program.serial else max(1, chunk_bytes // (8 * program.largest))
+    left = fuel
     with np.errstate(all="ignore"):
         for start in range(0, total, chunk):
-            machine = Machine(program, memory, grid, start, min(chunk, total - start), fuel)
-            run_routine(machine, program.entry, arguments)
-            fuel = machine.fuel
+            machine = Machine(program, memory, grid, start, min(chunk, total - start), left)
+            try:
+                run_routine(machine, program.entry, arguments)
+            except LaunchError as error:
+                if program.serial and machine.fuel < 0 and start + 1 < total:
+                    raise _waits_for_later(machine, error) from error
+                raise
+            left = fuel if program.serial else machine.fuel
+
+
+def _waits_for_later(machine: Machine, error: LaunchError) -> UnsupportedOp:
+    place = re.search(r" in ([^ ]*):(\d+)$", str(error))
+    why = f"{machine.kernel} (program {machine.program_ids(0)} waits for a later one)"
+    return UnsupportedOp(why, place[1] if place else "?", int(place[2]) if place else 0)

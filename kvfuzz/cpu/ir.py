@@ -5,6 +5,7 @@ number (its *slot*); an op names its operands and results by slot.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 INTEGER_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64}
@@ -95,6 +96,43 @@ class Op:
     def type(self) -> Type:
         """The type of the first result."""
         return self.result_types[0]
+
+
+MASK_OPERAND = {
+    "tt.load": 1,
+    "tt.store": 2,
+    "tt.atomic_rmw": 2,
+    "tt.atomic_load": 1,
+    "tt.atomic_store": 2,
+}
+"""Which operand of an access is its mask, where it has one."""
+
+ACCESSES = frozenset({*MASK_OPERAND, "tt.atomic_cas", "tt.atomic_poll"})
+"""The ops that read or write memory; the first operand is the pointer."""
+
+
+def nested(blocks: tuple[Block, ...]) -> Iterator["Op"]:
+    """Every op of some blocks, those of their regions included."""
+    for block in blocks:
+        for op in block.ops:
+            yield op
+            for region in op.regions:
+                yield from nested(region)
+
+
+def reached_from(blocks: tuple[Block, ...]) -> list[set[int]]:
+    """For every block the numbers of those it branches to, directly or through others."""
+    reached: list[set[int]] = []
+    for block in blocks:
+        found: set[int] = set()
+        todo = [block]
+        while todo:
+            for successor in todo.pop().ops[-1].successors:
+                if successor.block not in found:
+                    found.add(successor.block)
+                    todo.append(blocks[successor.block])
+        reached.append(found)
+    return reached
 
 
 @dataclass(frozen=True, slots=True)

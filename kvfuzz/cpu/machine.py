@@ -80,14 +80,16 @@ class Routine:
 class Program:
     """A decoded kernel. `largest` is the number of elements of its largest value.
 
-    `codes` are all its blocks, those of regions and functions included. `synchronises` says where
-    it uses what an atomic access returned, if it does: its programs may wait for each other.
+    `codes` are all its blocks, those of regions and functions included. `serial`: its programs
+    wait for each other, and must run one by one (see `waiting`). `synchronises` says where it uses
+    what an atomic access returned, if it does.
     """
 
     name: str
     entry: Routine
     largest: int
     codes: tuple[Code, ...] = ()
+    serial: bool = False
     synchronises: str = ""
     coverage: Coverage = field(default_factory=Coverage)
 

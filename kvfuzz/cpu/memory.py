@@ -51,20 +51,31 @@ class Memory:
         return np.full(dtype.itemsize, self.poison, np.uint8).view(dtype)
 
     def load(
-        self, op: Op, programs: Programs, pointer: Pointer, mask: Mask, other: Array | None
+        self,
+        op: Op,
+        programs: Programs,
+        pointer: Pointer,
+        mask: Mask,
+        other: Array | None,
+        *,
+        ordered: bool = False,
     ) -> Array:
-        """Elements of `op`'s result type; masked-off lanes hold `other`, or poison."""
+        """Elements of `op`'s result type; masked-off lanes hold `other`, or poison.
+
+        `ordered` accesses, atomic ones, cannot race.
+        """
         element = op.type.element
         dtype = np.dtype(STORAGE[element])
-        _note_mask(op, programs, mask)
         active = active_lanes(programs, mask, len(op.type.shape))
         fill = self.poison_value(element) if other is None else other
         if isinstance(pointer.allocation, int) and pointer.allocation != UNRESOLVED:
             allocation = self.space.allocations[pointer.allocation]
-            return self._load(op, programs, allocation, pointer.offset, active, fill, dtype)
+            return self._load(
+                op, programs, allocation, pointer.offset, active, fill, dtype, ordered
+            )
         result = fill
         for allocation, offset, here in self._parts(op, "read", programs, pointer, active):
-            part = self._load(op, programs, allocation, offset, here, fill, dtype)
+            part = self._load(op, programs, allocation, offset, here, fill, dtype, ordered)
             result = np.where(here, part, result)
         return result
 
@@ -82,7 +93,6 @@ class Memory:
 
         `ordered` accesses, atomic ones, cannot race.
         """
-        _note_mask(op, programs, mask)
         active = active_lanes(programs, mask, len(op.operand_types[0].shape))
         if isinstance(pointer.allocation, int) and pointer.allocation != UNRESOLVED:
             allocation = self.space.allocations[pointer.allocation]
@@ -147,11 +157,12 @@ class Memory:
         active: Array | None,
         fill: Array,
         dtype: np.dtype[Any],
+        ordered: bool,
     ) -> Array:
         size = dtype.itemsize
         if active is None and in_bounds(offset, allocation.nbytes - size):
             if self.access is not None:
-                self._note_read(op, programs, allocation, offset, None, size)
+                self._note_read(op, programs, allocation, offset, None, size, ordered)
             return gather(allocation, offset, dtype)
         inside = self._inside(op, "read", programs, allocation, offset, active, size)
         poison = self.poison_value(op.type.element)
@@ -159,7 +170,7 @@ class Memory:
         if inside.any():
             safe = np.where(inside, offset, 0)
             if self.access is not None:
-                self._note_read(op, programs, allocation, safe, inside, size)
+                self._note_read(op, programs, allocation, safe, inside, size, ordered)
             wanted = np.where(inside, gather(allocation, safe, dtype), poison)
         return wanted if active is None else np.where(active, wanted, fill)
 
@@ -201,12 +212,13 @@ class Memory:
         offset: Array,
         inside: Array | None,
         size: int,
+        ordered: bool,
     ) -> None:
         if self.access is None:
             return
         marked = offset if inside is None else offset[inside]
         self.access.marks(allocation).note("read", marked, size)
-        if self.access.races.readers and marked.size:
+        if self.access.races.readers and marked.size and not ordered:
             shape = (programs.num_programs, *op.operand_types[0].shape)
             lanes = None if inside is None else np.flatnonzero(np.broadcast_to(inside, shape))
             at = np.broadcast_to(offset, shape).reshape(-1)
@@ -276,7 +288,8 @@ def _chosen(
     return Chosen(op, programs.kernel, at, lanes, per_program, programs.start, programs.program_ids)
 
 
-def _note_mask(op: Op, programs: Programs, mask: Mask) -> None:
+def note_mask(op: Op, programs: Programs, mask: Mask) -> None:
+    """Note, while somebody watches, which outcomes an access's lane mask has had."""
     coverage = programs.coverage
     if coverage is not None and mask is not None and not coverage.complete(op):
         coverage.note_mask(op, mask, programs.mask)

@@ -8,7 +8,9 @@ Overflow: fp16 and bf16 round to infinity. The fp8 formats saturate to their lar
 infinities too, because Triton's AMD backend runs with FP16_OVFL set. NaN stays NaN.
 """
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -203,7 +205,12 @@ def _f64_to_f32(values: Array, rounding: str) -> Array:
 
 
 def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
-    """fp32 `a*b + c` rounded once: the fp64 sum is rounded to odd before it is narrowed."""
+    """`a*b + c` rounded once. For fp32 the fp64 sum is rounded to odd before it is narrowed; fp64
+    goes through fractions, one element at a time.
+    """
+    if a.dtype == np.float64:
+        fused: Array = np.vectorize(_fused_fractions, otypes=[np.float64])(a, b, c)
+        return fused
     product = a.astype(np.float64) * b.astype(np.float64)  # exact: 48 bits
     addend = c.astype(np.float64)
     total = product + addend
@@ -214,3 +221,15 @@ def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
     # The exact sum lies beyond `total` (away from zero) when the error has the sign of `total`.
     step = np.where((error > 0) == (total > 0), 1, -1)
     return (bits + np.where(adjust, step, 0)).view(np.float64).astype(np.float32)
+
+
+def _fused_fractions(a: float, b: float, c: float) -> float:
+    if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
+        return float(np.float64(a) * np.float64(b) + np.float64(c))
+    if not math.isfinite(c):
+        return float(c)
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf

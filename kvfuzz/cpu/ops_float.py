@@ -2,7 +2,8 @@
 
 fp16 and bf16 are computed in fp32 and rounded once to their type, which for + - * / and sqrt is
 what a unit of that width gives. Nothing is fused that the IR does not fuse: contracting a*b+c is a
-freedom of code generation that this lane does not take. fp8 has conversions only.
+freedom of code generation that this lane does not take. fp8 has conversions and the absolute value
+only: Triton 3.9's AMD backend cannot compile any other arithmetic or comparison of it either.
 """
 
 from collections.abc import Callable
@@ -52,7 +53,8 @@ def _by_sign(clear: bool) -> Binder:
         dtype = np.dtype(STORAGE[op.type.element])
         kind = np.dtype(f"u{dtype.itemsize}").type
         sign = kind(1 << (8 * dtype.itemsize - 1))
-        reject_fp8(op, op.type.element)
+        if not clear:
+            reject_fp8(op, op.type.element)
         if clear:
             return lambda _, a: (a.view(kind) & ~sign).view(dtype)
         return lambda _, a: (a.view(kind) ^ sign).view(dtype)
@@ -186,12 +188,6 @@ def _in_double(compute: Callable[..., Array]) -> Callable[..., Array]:
     return lambda *values: compute(*[v.astype(np.float64) for v in values]).astype(values[0].dtype)
 
 
-def _fused(op: Op) -> Step:
-    if op.type.element == "f64":
-        raise UnsupportedOp("math.fma on f64", op.location.name, op.location.line)
-    return elementwise(fused_multiply_add)(op)
-
-
 def _erf(values: Array) -> Array:
     import math
 
@@ -237,5 +233,5 @@ FLOAT_OPS: dict[str, Binder] = {
     "math.ceil": elementwise(np.ceil),
     "math.trunc": elementwise(np.trunc),
     "math.roundeven": elementwise(np.rint),
-    "math.fma": _fused,
+    "math.fma": elementwise(fused_multiply_add),
 }

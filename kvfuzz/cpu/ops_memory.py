@@ -1,4 +1,4 @@
-"""Pointers, loads, stores and atomics, and the ops that only watch: print, assert, barriers."""
+"""Pointers, loads and stores."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfuzz.cpu.atomics import ATOMIC_KINDS, read_modify_write
-from kvfuzz.cpu.errors import LaunchError, UnsupportedOp
+from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.ir import Op
 from kvfuzz.cpu.machine import Machine, Step
-from kvfuzz.cpu.memory import active_lanes
+from kvfuzz.cpu.memory import note_mask
 from kvfuzz.cpu.values import STORAGE, UNRESOLVED, Pointer
 
 Array = NDArray[Any]
@@ -68,6 +67,7 @@ def _load(op: Op) -> Step:
     def step(
         machine: Machine, pointer: Pointer, mask: Array | None = None, other: Array | None = None
     ) -> Array:
+        note_mask(op, machine, mask)
         return machine.memory.load(op, machine, pointer, mask, other)
 
     return step
@@ -75,38 +75,10 @@ def _load(op: Op) -> Step:
 
 def _store(op: Op) -> Step:
     def step(machine: Machine, pointer: Pointer, value: Array, mask: Array | None = None) -> None:
+        note_mask(op, machine, mask)
         machine.memory.store(op, machine, pointer, value, mask)
 
     return step
-
-
-def _atomic(op: Op) -> Step:
-    kind = op.words[0]
-    element = op.type.element
-    if kind not in ATOMIC_KINDS or element not in ("i32", "i64", "f32", "f64"):
-        raise UnsupportedOp(f"{op.name} {kind} on {element}", op.location.name, op.location.line)
-
-    def step(machine: Machine, pointer: Pointer, value: Array, mask: Array | None = None) -> Array:
-        return read_modify_write(op, machine, kind, pointer, value, mask)
-
-    return step
-
-
-def _assert(op: Op) -> Step:
-    message = next(iter(op.attributes.get("strings", ())), "")  # type: ignore[call-overload]
-    place = str(op.location)
-
-    def step(machine: Machine, condition: Array) -> None:
-        active = active_lanes(machine, None, condition.ndim - 1)
-        failed = ~condition if active is None else ~condition & active
-        if failed.any():
-            raise LaunchError(f"device assertion failed: {message!r} in {place}")
-
-    return step
-
-
-def _nothing(_: Op) -> Step:
-    return lambda _, *values: None
 
 
 MEMORY_OPS: dict[str, Binder] = {
@@ -117,10 +89,4 @@ MEMORY_OPS: dict[str, Binder] = {
     "arith.bitcast": _bitcast,
     "tt.load": _load,
     "tt.store": _store,
-    "tt.atomic_rmw": _atomic,
-    "tt.assert": _assert,
-    "tt.print": _nothing,
-    "gpu.barrier": _nothing,
-    "ttg.barrier": _nothing,
-    "llvm.intr.assume": _nothing,
 }

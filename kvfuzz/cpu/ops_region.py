@@ -1,4 +1,4 @@
-"""Reductions and scans by evaluating their region, and matrix products.
+"""Reductions and scans by evaluating their region, matrix products, and histograms.
 
 Pairs of neighbours are combined, level by level. The order in which floats are summed is a freedom
 of code generation; any order here is as good as the hardware's, and this one is always the same.
@@ -112,5 +112,27 @@ def bind_dot(op: Op) -> Step:
             return total
         product = np.matmul(decode(a, left.element), decode(b, right.element))
         return encode(product + decode(c, element), element)
+
+    return step
+
+
+def bind_histogram(op: Op) -> Step:
+    """`tt.histogram`: how many of the (unmasked) elements equal each bin's number.
+
+    A value without a bin is undefined; AMD's code then looks at as many low bits as number the
+    bins, of which there are no fewer than the 64 lanes of a wavefront.
+    """
+    source = op.operand_types[0].shape
+    bins = op.type.shape[0]
+    lowest = max(bins, 64) - 1
+
+    def step(_: Machine, value: Array, mask: Array | None = None) -> Array:
+        programs = max(len(value), 1 if mask is None else len(mask))
+        shape = (programs, *source)
+        at = np.broadcast_to(value.astype(np.int64) & lowest, shape)
+        counted = at < bins if mask is None else (at < bins) & mask
+        cells = (at + bins * np.arange(programs).reshape(-1, *[1] * len(source)))[counted]
+        counts = np.bincount(cells, minlength=programs * bins).reshape(programs, bins)
+        return counts.astype(STORAGE[op.type.element])
 
     return step

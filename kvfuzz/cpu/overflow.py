@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfuzz.cpu.access import Overflow, Reached
-from kvfuzz.cpu.ir import Location, Op, Type
+from kvfuzz.cpu.ir import ACCESSES, MASK_OPERAND, Location, Op, Type
 from kvfuzz.cpu.ops_integer import INTEGER_OPS
 from kvfuzz.cpu.values import Pointer, Wrapped, exactly, raw
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _LOSING = frozenset({"arith.addi", "arith.subi", "arith.muli", "arith.shli", "arith.trunci"})
-_MASK_AT = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
 
 
 def widened(op: Op) -> "Step | None":
@@ -75,7 +74,7 @@ def follow_overflow(machine: "Machine", bound: "Bound", operands: list[Any]) -> 
     if bound.carries and not chooses:
         return bound.step(machine, *operands)
     values = [raw(each) for each in operands]
-    if bound.op.name in _MASK_AT or bound.op.name.startswith(("tt.atomic", "tt.descriptor")):
+    if bound.op.name in ACCESSES:
         _consume(machine, bound.op, operands)
         return bound.step(machine, *values)
     result = bound.checked(machine, *values)
@@ -138,19 +137,17 @@ def _active(machine: "Machine", lanes: Array) -> Array:
 
 def _consume(machine: "Machine", op: Op, operands: list[Any]) -> None:
     """Note which of an access's operands, its address or its mask, lost bits that matter."""
-    at = _MASK_AT.get(op.name)
+    at = MASK_OPERAND.get(op.name)
     mask = operands[at] if at is not None and len(operands) > at else None
     if isinstance(mask, Wrapped):
         differ = _active(machine, mask.value != mask.exact)
         _record(machine, op, "mask", mask, differ, _allocation(machine, operands[0]))
-    for number, operand in enumerate(operands):
-        is_index = op.name.startswith("tt.descriptor") and number > 0
-        if not isinstance(operand, Wrapped) or not (isinstance(operand.value, Pointer) or is_index):
-            continue
-        differ = _active(machine, exactly(operand.value) != operand.exact)
+    pointer = operands[0]
+    if isinstance(pointer, Wrapped):
+        differ = _active(machine, exactly(pointer.value) != pointer.exact)
         if mask is not None:
             differ = differ & raw(mask)
-        _record(machine, op, "address", operand, differ, _allocation(machine, operands[0]))
+        _record(machine, op, "address", pointer, differ, _allocation(machine, pointer))
 
 
 def _allocation(machine: "Machine", pointer: Any) -> str:

@@ -163,10 +163,11 @@ class _Reader:
             types_text = split_top(signature_line, " : ")[-1]
         else:
             types_text = parts[-1] if len(parts) > 1 else ""
-            if regions and len(parts) == 1:
+            if len(parts) == 1:
                 arrow = split_top(body, "->")
                 types_text = "() -> " + arrow[1] if len(arrow) > 1 else ""
-        body, groups = cut_balanced(" : ".join(parts[:1]), "{")
+        # A print has its operands after the first colon, all other ops before it.
+        body, groups = cut_balanced(" : ".join(parts[: 2 if name == "tt.print" else 1]), "{")
         pairs, words = keywords_in(body)
         attributes = {**pairs, **parse_attributes(groups)}
         if strings:
@@ -175,6 +176,8 @@ class _Reader:
             attributes["callee"] = symbol[1].strip('"')
         if name == "arith.constant":
             attributes["value"] = body.strip()
+        if name == "tt.dot_scaled":
+            attributes["scaled"] = tuple(" scale " in side for side in split_top(body, ",")[:2])
         successors = self._successors(body) if name.startswith("cf.") else ()
         operands = self._operands(name, body)
         results = self._results(names, name, body, types_text)
@@ -255,8 +258,6 @@ class _Reader:
         body = re.sub(r"\(?\{$", "", rest).rstrip()
         arguments: list[str] = []
         if name == "scf.for":
-            if " unsigned " in body:
-                raise ValueError("unsigned")
             counter = values_in(body)[0]
             kind = split_top(body, " : ")[-1] if " : " in body else "index"
             arguments = [f"{counter}: {kind}"]

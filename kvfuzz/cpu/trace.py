@@ -59,4 +59,9 @@ def _follow_store(machine: "Machine", bound: "Bound", operands: list[Any]) -> No
     machine.memory.record_origins(bound.op, machine, raw(pointer), origin, mask, exact)
 
 
-_FOLLOW = {"tt.load": _follow_load, "tt.store": _follow_store}
+_FOLLOW = {
+    "tt.load": _follow_load,
+    "tt.atomic_load": _follow_load,
+    "tt.store": _follow_store,
+    "tt.atomic_store": _follow_store,
+}

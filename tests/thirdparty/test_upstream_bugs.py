@@ -61,7 +61,9 @@ def test_hf3fs_scatter_of_0_33_0_is_right_below_2_31_elements(raw_lane, surface)
 
 
 @pytest.mark.parametrize(("release", "strays"), [("0.19.0", 48), ("0.24.0", 0)])
-def test_block_tables_are_zeroed_by_the_width_of_the_first_group(surface, raw_lane, release, strays):
+def test_block_tables_are_zeroed_by_the_width_of_the_first_group(
+    surface, raw_lane, release, strays
+):
     """Groups of widths 32 and 8: to 0.19.0 padding rows of the second are cleared 32 wide."""
     if release >= "0.24":
         surface.load(release, "vllm/v1/worker/gpu/buffer_utils.py")

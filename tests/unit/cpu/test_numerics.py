@@ -1,3 +1,6 @@
+import ctypes
+import ctypes.util
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -157,3 +160,24 @@ def test_fused_multiply_add_rounds_once():
         gap = abs(Fraction(float(result[i])) - exact)
         assert gap <= abs(Fraction(float(below[i])) - exact)
         assert gap <= abs(Fraction(float(above[i])) - exact)
+
+
+def test_fused_multiply_add_of_fp64_is_that_of_the_c_library():
+    name = ctypes.util.find_library("m")
+    if name is None:
+        pytest.skip("no C library to compare with")
+    library = ctypes.CDLL(name)
+    library.fma.restype = ctypes.c_double
+    library.fma.argtypes = [ctypes.c_double] * 3
+    rng = np.random.default_rng(3)
+    a, b, c = rng.standard_normal((3, 3000)) * np.exp2(rng.integers(-530, 530, (3, 3000)))
+    special = [0.0, -0.0, 1.5, -1.5, np.inf, -np.inf, np.nan, 5e-324, 1e308]
+    c[:1000] = -(np.clip(a[:1000], -1e150, 1e150) * np.clip(b[:1000], -1e150, 1e150))
+    corners = np.stack(np.meshgrid(special, special, special)).reshape(3, -1)
+    a, b, c = np.concatenate([np.stack([a, b, c]), corners], 1)
+    with np.errstate(all="ignore"):
+        result = fused_multiply_add(a, b, c)
+    expected = np.array([library.fma(*each) for each in zip(a, b, c, strict=True)])
+    np.testing.assert_array_equal(result, expected)
+    numbers = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(result)[numbers], np.signbit(expected)[numbers])

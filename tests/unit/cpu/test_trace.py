@@ -105,3 +105,36 @@ def test_origins_that_were_not_traced_cannot_be_asked_for(lane, buffer, sources)
         gather[(3,)](**sources, out=out, SCALED=False, BLOCK=8)
     with pytest.raises(LaneError, match="origins were not traced"):
         access.origin("out")
+
+
+@triton.jit
+def larger(a, b):
+    if a > b:
+        return a, b
+    return b, a
+
+
+@triton.jit
+def many_ops(src, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(src + at)
+    a, b = tl.map_elementwise(larger, x, at)
+    c = tl.inline_asm_elementwise("v_add_u32 $0, $1, $2", "=v,v,v", [a, b], tl.int32, True, 1)
+    tl.device_print("c", c)
+    tl.device_assert(x < 100, "too large")
+    while tl.atomic_cas(out + BLOCK + tl.load(src), 0, tl.load(src + 1)) > 99:
+        c += 1
+    tl.store(out + at, c + tl.gather(tl.histogram(x % 4, BLOCK), at, 0))
+
+
+def test_every_op_runs_the_same_while_origins_are_traced(lane, buffer, capfd):
+    src = buffer("src", torch.arange(3, 11, dtype=torch.int32))
+    plain = buffer("plain", torch.zeros(16, dtype=torch.int32))
+    traced = buffer("traced", torch.zeros(16, dtype=torch.int32))
+    many_ops[(1,)](src, plain, BLOCK=8, debug=True)
+    with lane.observe(trace_origins=True):
+        many_ops[(1,)](src, traced, BLOCK=8, debug=True)
+    assert plain.any()
+    assert torch.equal(plain, traced)
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == second
