@@ -43,7 +43,9 @@ def examine(lane_name: str, arch: str) -> Checkup:
         lane = open_lane(lane_name, arch)
         state = _tried(lane)
     except KvfuzzError as error:
-        return Checkup(LaneState(lane_name, trouble=str(error)), versions)
+        return Checkup(
+            LaneState(lane_name, trouble=str(error).removeprefix(f"lane {lane_name}: ")), versions
+        )
     return Checkup(state, versions, _supported() if lane_name == "cpu" else {})
 
 
