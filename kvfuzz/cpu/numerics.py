@@ -57,7 +57,7 @@ def decode(codes: Array, element: str) -> Array:
     if element == "bf16":
         return (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if element in FORMATS:
-        return decode_table(element)[codes]
+        return decode_table(element).take(codes)
     return codes
 
 
@@ -76,9 +76,9 @@ def encode(values: Array, element: str, rounding: str = "rtne") -> Array:
         # Rounding to odd at 16 bits keeps all that a later rounding to 4 bits can depend on.
         odd = (bits >> np.uint32(16)).astype(np.uint16)
         odd |= (bits & np.uint32(0xFFFF)) != 0
-        return _encode_table("bf16", element, rounding)[odd]
-    if element == "bf16" and rounding == "rtne":
-        return _f32_to_bf16(bits)
+        return _encode_table("bf16", element, rounding).take(odd)
+    if rounding == "rtne":
+        return _f32_to_bf16(bits) if element == "bf16" else _f32_to_f16(values)
     return encode_bits(bits, FORMATS[element], rounding)
 
 
@@ -87,7 +87,7 @@ def convert(codes: Array, source: str, target: str, rounding: str = "rtne") -> A
     if source == target:
         return codes
     if source in FORMATS and target in FORMATS:
-        return _encode_table(source, target, rounding)[codes]
+        return _encode_table(source, target, rounding).take(codes)
     return encode(decode(codes, source), target, rounding)
 
 
@@ -178,12 +178,24 @@ def _encode_table(source: str, target: str, rounding: str) -> Array:
 
 
 def _f32_to_bf16(bits: Array) -> Array:
-    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     top = bits >> np.uint32(16)
-    rounded = (bits + np.uint32(0x7FFF) + (top & np.uint32(1))) >> np.uint32(16)
+    rounded = top & np.uint32(1)
+    rounded += bits
+    rounded += np.uint32(0x7FFF)
+    rounded >>= np.uint32(16)
+    nan = np.isnan(bits.view(np.float32))
     if nan.any():
         rounded = np.where(nan, top | np.uint32(0x40), rounded)
     return rounded.astype(np.uint16)
+
+
+def _f32_to_f16(values: Array) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        codes = values.astype(np.float16).view(np.uint16)
+    nan = np.isnan(values)
+    if nan.any():  # whether a cast keeps the payload and makes it quiet depends on the CPU
+        codes[nan] = encode_bits(values[nan].view(np.uint32), FORMATS["f16"])
+    return codes
 
 
 def _narrow_to_odd(values: Array) -> Array:

@@ -262,7 +262,9 @@ def peak_memory(request: dict[str, Any]) -> dict[str, Any]:
         with lane.observe():
             workload.call(tensors)
         growth = peak_kib() - before
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors.values()}
+    storages = {
+        each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors.values()
+    }
     inputs = sum(storage.nbytes() for storage in storages.values())
     return {"growth_mib": round(growth / 1024, 1), "buffers_mib": round(inputs / 2**20, 1)}
 
@@ -358,11 +360,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     absent = [name for name in wanted if name.startswith("vllm:") and tree is None]
     wanted = [name for name in wanted if name not in absent]
     bench = Bench(sizes, tree, 0.3 if options.quick else 2.0)
-    measured = {
-        (kernel, name): bench.measure(kernel, name) for kernel in wanted for name in sizes
-    }
+    measured = {(kernel, name): bench.measure(kernel, name) for kernel in wanted for name in sizes}
     bench.lane.deactivate()
-    as_json = {name: dict(zip(Size.__slots__, _values(size), strict=True)) for name, size in sizes.items()}
+    as_json = {
+        name: dict(zip(Size.__slots__, _values(size), strict=True)) for name, size in sizes.items()
+    }
     where = str(tree) if tree else ""
     rows = []
     with tempfile.TemporaryDirectory() as into:
