@@ -78,7 +78,7 @@ def encode(values: Array, element: str, rounding: str = "rtne") -> Array:
         odd |= (bits & np.uint32(0xFFFF)) != 0
         return _encode_table("bf16", element, rounding).take(odd)
     if rounding == "rtne":
-        return _f32_to_bf16(bits) if element == "bf16" else _f32_to_f16(values)
+        return _f32_to_bf16(bits) if element == "bf16" else _f32_to_f16(bits)
     return encode_bits(bits, FORMATS[element], rounding)
 
 
@@ -189,12 +189,27 @@ def _f32_to_bf16(bits: Array) -> Array:
     return rounded.astype(np.uint16)
 
 
-def _f32_to_f16(values: Array) -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):
-        codes = values.astype(np.float16).view(np.uint16)
-    nan = np.isnan(values)
-    if nan.any():  # whether a cast keeps the payload and makes it quiet depends on the CPU
-        codes[nan] = encode_bits(values[nan].view(np.uint32), FORMATS["f16"])
+def _f32_to_f16(bits: Array) -> Array:
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    rounded = magnitude >> np.uint32(13)
+    rounded &= np.uint32(1)
+    rounded += magnitude
+    # Rebias the exponent from 127 to 15; what is too small for it wraps and is replaced below.
+    rounded += np.uint32((1 << 32) - (112 << 23) + 0xFFF)
+    rounded >>= np.uint32(13)
+    np.minimum(rounded, np.uint32(0x7C00), out=rounded)
+    small = magnitude < np.uint32(0x38800000)
+    if small.any():
+        # The last bit of a float next to 0.5 weighs 2**-24, as that of a subnormal fp16 does.
+        shifted = (magnitude.view(np.float32) + np.float32(0.5)).view(np.uint32)
+        shifted -= np.uint32(0x3F000000)
+        np.copyto(rounded, shifted, where=small)
+    codes = (bits >> np.uint32(16)).astype(np.uint16)
+    codes &= np.uint16(0x8000)
+    codes |= rounded.astype(np.uint16)
+    nan = magnitude > np.uint32(0x7F800000)
+    if nan.any():
+        codes[nan] = encode_bits(bits[nan], FORMATS["f16"])
     return codes
 
 

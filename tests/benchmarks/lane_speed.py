@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -262,10 +263,8 @@ def peak_memory(request: dict[str, Any]) -> dict[str, Any]:
         with lane.observe():
             workload.call(tensors)
         growth = peak_kib() - before
-    storages = {
-        each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors.values()
-    }
-    inputs = sum(storage.nbytes() for storage in storages.values())
+    storages = [each.untyped_storage() for each in tensors.values()]
+    inputs = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
     return {"growth_mib": round(growth / 1024, 1), "buffers_mib": round(inputs / 2**20, 1)}
 
 
@@ -362,9 +361,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     bench = Bench(sizes, tree, 0.3 if options.quick else 2.0)
     measured = {(kernel, name): bench.measure(kernel, name) for kernel in wanted for name in sizes}
     bench.lane.deactivate()
-    as_json = {
-        name: dict(zip(Size.__slots__, _values(size), strict=True)) for name, size in sizes.items()
-    }
+    as_json = {name: asdict(size) for name, size in sizes.items()}
     where = str(tree) if tree else ""
     rows = []
     with tempfile.TemporaryDirectory() as into:
@@ -405,10 +402,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "vllm": tree.name if tree else None,
         },
     }
-
-
-def _values(size: Any) -> list[int]:
-    return [getattr(size, name) for name in type(size).__slots__]
 
 
 CHILDREN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

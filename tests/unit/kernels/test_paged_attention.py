@@ -1,4 +1,4 @@
-"""Our decode attention against a softmax in fp64 whose elements are gathered by index arithmetic."""
+"""Our decode attention against a softmax in fp64 over elements gathered by index arithmetic."""
 
 import math
 
