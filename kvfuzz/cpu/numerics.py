@@ -201,7 +201,8 @@ def _f32_to_f16(bits: Array) -> Array:
     small = magnitude < np.uint32(0x38800000)
     if small.any():
         # The last bit of a float next to 0.5 weighs 2**-24, as that of a subnormal fp16 does.
-        shifted = (magnitude.view(np.float32) + np.float32(0.5)).view(np.uint32)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            shifted = (magnitude.view(np.float32) + np.float32(0.5)).view(np.uint32)
         shifted -= np.uint32(0x3F000000)
         np.copyto(rounded, shifted, where=small)
     codes = (bits >> np.uint32(16)).astype(np.uint16)
