@@ -95,8 +95,8 @@ def first_difference(operands, ours, theirs):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_forty_drawn_cases_leave_the_bytes_that_the_interpreter_leaves(lane, tmp_path, op):
-    check(lane, tmp_path, op, 40, random_seed=3)
+def test_twenty_five_drawn_cases_leave_the_bytes_that_the_interpreter_leaves(lane, tmp_path, op):
+    check(lane, tmp_path, op, 25, random_seed=3)
 
 
 @pytest.mark.nightly
