@@ -17,6 +17,16 @@ ONE = 0x3F800000
 ROOT = Path(kvfuzz.__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is marked nightly, unless `-m` names it."""
+    if "nightly" in config.option.markexpr:
+        return
+    skip = pytest.mark.skip(reason="a long run; -m nightly runs it")
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(skip)
+
+
 @pytest.fixture
 def scene_with() -> Callable[..., Scene]:
     """Replace parts of a scene by name, wherever they live in it."""

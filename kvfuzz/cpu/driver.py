@@ -79,6 +79,7 @@ class CpuLauncher:
             for name in ("num_warps", "num_stages", "num_ctas", "waves_per_eu", "arch")
         }
         self._signature = list(source.signature.items())
+        self._has_tuples = any(isinstance(kind, tuple) for _, kind in self._signature)
 
     def __call__(
         self,
@@ -98,7 +99,10 @@ class CpuLauncher:
             raise UnsupportedOp(function.op, function.file, function.line)
         arguments: list[tuple[str, str, Any]] = []
         for (name, kind), value in zip(self._signature, values, strict=True):
-            arguments.extend(_flatten(name, kind, value))
+            if self._has_tuples:
+                arguments.extend(_flatten(name, kind, value))
+            elif kind != "constexpr":
+                arguments.append((name, kind, value))
         if enter_hook is not None:
             enter_hook(launch_metadata)
         grid = (int(grid_x), int(grid_y), int(grid_z))

@@ -29,6 +29,18 @@ from kvfuzz.cpu.values import Pointer
 Array = NDArray[Any]
 
 _FLOATS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "f32": "f32", "fp64": "f64"}
+_INTEGERS = {
+    f"{sign}{bits}": (np.dtype(f"i{bits // 8}"), bits) for sign in "iu" for bits in (8, 16, 32, 64)
+}
+
+
+def keep_freed_memory() -> None:
+    """Teach glibc to reuse memory that it would return: faulting pages in costs more than most ops.
+
+    It takes the size of a mapping that is freed for the size up to which it should not make
+    mappings (mallopt(3), dynamic mmap threshold, at most 32 MiB). No page of this one is touched.
+    """
+    np.empty((32 << 20) - (64 << 10), np.uint8)
 
 
 class CpuLane:
@@ -69,6 +81,7 @@ class CpuLane:
             raise LaneError(
                 "TRITON_INTERPRET is set, so kernels would not reach this lane; unset it"
             )
+        keep_freed_memory()
         undo = ExitStack()
         scratch = Scratch()
         undo.callback(scratch.close)
@@ -158,21 +171,20 @@ class CpuLane:
             return self._pointer(name, value)
         if kind in _FLOATS:
             return encode(np.array([float(value)], np.float64), _FLOATS[kind])
-        if kind[0] in "iu" and kind[1:].isdigit():
-            bits = int(kind[1:])
-            if bits == 1:
-                return np.array([bool(value)])
-            wrapped = int(value) & ((1 << bits) - 1)
-            return np.array([wrapped], f"u{bits // 8}").view(f"i{bits // 8}")
+        if kind in ("i1", "u1"):
+            return np.array([bool(value)])
+        if kind in _INTEGERS:
+            dtype, bits = _INTEGERS[kind]
+            half = 1 << (bits - 1)
+            return np.array([(int(value) + half) % (2 * half) - half], dtype)
         raise UnsupportedOp(f"argument {name} of type {kind}")
 
     def _pointer(self, name: str, value: Any) -> Pointer:
         tensor = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu:
             raise LaunchError(f"expected a CPU tensor\nbut got  {name}={value!r}")
         storage = tensor.untyped_storage()
-        start = storage.data_ptr()
-        allocation = self._space.at(start)
+        allocation = self._space.at(storage.data_ptr())
         if allocation is None:
             memory = np.frombuffer(b"", np.uint8)
             if storage.nbytes():

@@ -59,7 +59,7 @@ def decode(codes: Array, element: str) -> Array:
     if element == "bf16":
         return (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if element in FORMATS:
-        return decode_table(element)[codes]
+        return decode_table(element).take(codes)
     return codes
 
 
@@ -78,9 +78,9 @@ def encode(values: Array, element: str, rounding: str = "rtne") -> Array:
         # Rounding to odd at 16 bits keeps all that a later rounding to 4 bits can depend on.
         odd = (bits >> np.uint32(16)).astype(np.uint16)
         odd |= (bits & np.uint32(0xFFFF)) != 0
-        return _encode_table("bf16", element, rounding)[odd]
-    if element == "bf16" and rounding == "rtne":
-        return _f32_to_bf16(bits)
+        return _encode_table("bf16", element, rounding).take(odd)
+    if rounding == "rtne":
+        return _f32_to_bf16(bits) if element == "bf16" else _f32_to_f16(bits)
     return encode_bits(bits, FORMATS[element], rounding)
 
 
@@ -89,7 +89,7 @@ def convert(codes: Array, source: str, target: str, rounding: str = "rtne") -> A
     if source == target:
         return codes
     if source in FORMATS and target in FORMATS:
-        return _encode_table(source, target, rounding)[codes]
+        return _encode_table(source, target, rounding).take(codes)
     return encode(decode(codes, source), target, rounding)
 
 
@@ -180,12 +180,40 @@ def _encode_table(source: str, target: str, rounding: str) -> Array:
 
 
 def _f32_to_bf16(bits: Array) -> Array:
-    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     top = bits >> np.uint32(16)
-    rounded = (bits + np.uint32(0x7FFF) + (top & np.uint32(1))) >> np.uint32(16)
+    rounded = top & np.uint32(1)
+    rounded += bits
+    rounded += np.uint32(0x7FFF)
+    rounded >>= np.uint32(16)
+    nan = np.isnan(bits.view(np.float32))
     if nan.any():
         rounded = np.where(nan, top | np.uint32(0x40), rounded)
     return rounded.astype(np.uint16)
+
+
+def _f32_to_f16(bits: Array) -> Array:
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    rounded = magnitude >> np.uint32(13)
+    rounded &= np.uint32(1)
+    rounded += magnitude
+    # Rebias the exponent from 127 to 15; what is too small for it wraps and is replaced below.
+    rounded += np.uint32((1 << 32) - (112 << 23) + 0xFFF)
+    rounded >>= np.uint32(13)
+    np.minimum(rounded, np.uint32(0x7C00), out=rounded)
+    small = magnitude < np.uint32(0x38800000)
+    if small.any():
+        # The last bit of a float next to 0.5 weighs 2**-24, as that of a subnormal fp16 does.
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            shifted = (magnitude.view(np.float32) + np.float32(0.5)).view(np.uint32)
+        shifted -= np.uint32(0x3F000000)
+        np.copyto(rounded, shifted, where=small)
+    codes = (bits >> np.uint32(16)).astype(np.uint16)
+    codes &= np.uint16(0x8000)
+    codes |= rounded.astype(np.uint16)
+    nan = magnitude > np.uint32(0x7F800000)
+    if nan.any():
+        codes[nan] = encode_bits(bits[nan], FORMATS["f16"])
+    return codes
 
 
 def _narrow_to_odd(values: Array) -> Array:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.ir import FLOAT_BITS, INTEGER_BITS, Op
 from kvfuzz.cpu.machine import Machine, Step
-from kvfuzz.cpu.numerics import convert, decode, encode, fused_multiply_add
+from kvfuzz.cpu.numerics import FORMATS, convert, decode, encode, fused_multiply_add
 from kvfuzz.cpu.ops_integer import signed, unsigned
 from kvfuzz.cpu.values import STORAGE
 
@@ -101,6 +101,8 @@ def _convert(op: Op) -> Step:
     rounding = str(op.attributes.get("rounding", "rtne"))
     if rounding not in ("rtne", "rtz"):
         raise UnsupportedOp(f"{op.name} {rounding}", op.location.name, op.location.line)
+    if target == "f32" and source in FORMATS:
+        return lambda _, a: decode(a, source)
     return lambda _, a: convert(a, source, target, rounding)
 
 
@@ -158,8 +160,11 @@ def _signed_zeros(compute: Callable[[Array, Array], Array], sign: int) -> Binder
     """Minimum or maximum in which -0 is less than +0, whatever NumPy's vector units do."""
 
     def ordered(a: Array, b: Array) -> Array:
-        zeros = sign * (sign * a + sign * b)
-        return np.where((a == 0) & (b == 0), zeros, compute(a, b))
+        result = compute(a, b)
+        if (result == 0).any():
+            zeros = sign * (sign * a + sign * b)
+            result = np.where((a == 0) & (b == 0), zeros, result)
+        return result
 
     return elementwise(ordered)
 

@@ -20,6 +20,8 @@ BindBlock = Callable[[Block], Code]
 
 
 def _along(value: Array, axis: int, length: int) -> Array:
+    if value.shape[axis] == length:
+        return value
     shape = (*value.shape[:axis], length, *value.shape[axis + 1 :])
     return np.broadcast_to(value, shape)
 
@@ -37,10 +39,22 @@ def _operand_axis(op: Op) -> tuple[int, int]:
     return axis, length
 
 
+def _only_step(op: Op, code: Code) -> Step | None:
+    """The step of a region that is one float op on its two arguments, as in a sum or maximum."""
+    if len(code.ops) != 1 or not op.type.is_float:
+        return None
+    bound = code.ops[0]
+    alone = bound.operands == code.arguments and bound.results == code.outcome
+    return bound.step if alone and len(code.arguments) == 2 else None
+
+
 def bind_reduce(op: Op, bind: BindBlock) -> Step:
     """`tt.reduce`: one value per operand, the axis gone."""
     code = bind(op.regions[0][0])
     axis, length = _operand_axis(op)
+    only = _only_step(op, code)
+    if only is not None:
+        return _reduce_by_one_op(only, axis, length)
 
     def step(machine: Machine, *operands: Any) -> Any:
         values = [_along(raw(value), axis, length) for value in operands]
@@ -52,6 +66,21 @@ def bind_reduce(op: Op, bind: BindBlock) -> Step:
             values = [_along(raw(each), axis, left) for each in machine.run(code, pairs)]
         done = [value[_cut(axis, ndim, 0)] for value in values]
         return done[0] if len(done) == 1 else done
+
+    return step
+
+
+def _reduce_by_one_op(combine: Step, axis: int, length: int) -> Step:
+    """The same pairs as in any reduction, without running a block for each level."""
+
+    def step(machine: Machine, operand: Any) -> Any:
+        value = _along(raw(operand), axis, length)
+        even, odd = (_cut(axis, value.ndim, slice(start, None, 2)) for start in (0, 1))
+        left = length
+        while left > 1:
+            left //= 2
+            value = combine(machine, value[even], value[odd])
+        return value[_cut(axis, value.ndim, 0)]
 
     return step
 

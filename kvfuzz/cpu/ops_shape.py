@@ -72,8 +72,14 @@ def _num_programs(op: Op) -> Step:
 
 
 def _splat(op: Op) -> Step:
-    ones = [1] * len(op.type.shape)
-    return _changed(lambda value: value.reshape(len(value), *ones))
+    ones = (1,) * len(op.type.shape)
+
+    def step(_: Machine, value: Any) -> Any:
+        if type(value) is np.ndarray:
+            return value.reshape(len(value), *ones)
+        return restructure(value, lambda part: part.reshape(len(part), *ones))
+
+    return step
 
 
 def _unsplat(_: Op) -> Step:

@@ -1,5 +1,6 @@
 import ctypes
 import ctypes.util
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -77,6 +78,92 @@ def test_random_fp32_in_range_rounds_as_the_reference_does(element):
     )
 
 
+def fp32_patterns():
+    """2**20 bit patterns: every exponent and sign, random mantissas and ties of all formats."""
+    rng = np.random.default_rng(11)
+    mantissas = rng.integers(0, 1 << 23, (512, 2048), dtype=np.uint32)
+    for column, kept in enumerate((2, 3, 7, 10)):  # mantissa bits of the formats
+        half = np.uint32(1 << (22 - kept))
+        ties = (mantissas[:, :256] >> np.uint32(23 - kept) << np.uint32(23 - kept)) | half
+        for offset in (-1, 0, 1):
+            start = (3 * column + offset + 1) * 128
+            mantissas[:, start : start + 128] = ties[:, :128] + np.uint32(offset % (1 << 32))
+    mantissas[:, -2:] = 0, 0x7FFFFF
+    exponents = np.arange(512, dtype=np.uint32)[:, None] << np.uint32(23)
+    return (exponents | (mantissas & np.uint32(0x7FFFFF))).ravel()
+
+
+def values_of(source):
+    """All values of a 16-bit format, or of the fp32 patterns, as fp32."""
+    if source == "f32":
+        return fp32_patterns().view(np.float32)
+    return decode(np.arange(1 << 16).astype(np.uint16), source)
+
+
+def exact_code_value(code, fmt):
+    """What a positive code means, from its fields, as a rational number."""
+    field, fraction = code >> fmt.mantissa, Fraction(code & (1 << fmt.mantissa) - 1)
+    fraction /= 1 << fmt.mantissa
+    if field == 0:
+        return fraction * Fraction(2) ** (1 - fmt.bias)
+    return (1 + fraction) * Fraction(2) ** (field - fmt.bias)
+
+
+def rounded_exactly(values, element):
+    """Codes by exact comparison with every midpoint between neighbours. NaN is left out.
+
+    Beyond the largest finite value, infinity included, a code saturates: the lane's documented
+    choice for fp8, after Triton's AMD backend.
+    """
+    fmt = FORMATS[element]
+    exact = [exact_code_value(code, fmt) for code in range(fmt.largest + 1)]
+    middles = [(low + high) / 2 for low, high in zip(exact, exact[1:], strict=False)]
+    as_floats = np.array([float(middle) for middle in middles])
+    assert [Fraction(middle) for middle in as_floats] == middles  # so fp64 compares exactly
+    magnitude = np.abs(values).astype(np.float64)
+    codes = np.searchsorted(as_floats, magnitude, side="left")
+    tie = np.append(as_floats, np.inf)[codes] == magnitude
+    codes += tie & (codes < fmt.largest) & (codes & 1 == 1)
+    sign = np.signbit(values)
+    if fmt.unsigned_zero:
+        sign &= codes > 0
+    return (codes | sign.astype(np.int64) << (fmt.bits - 1)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("element", FP8)
+@pytest.mark.parametrize("source", ["f16", "bf16", "f32"])
+def test_fp8_codes_are_those_of_exact_rational_rounding_and_saturate(source, element):
+    values = values_of(source)
+    numbers = ~np.isnan(values)
+    expected = rounded_exactly(values[numbers], element)
+    np.testing.assert_array_equal(encode(values[numbers], element), expected)
+    if source != "f32":
+        codes = np.arange(1 << 16).astype(np.uint16)
+        np.testing.assert_array_equal(convert(codes, source, element)[numbers], expected)
+
+
+@pytest.mark.parametrize("element", FP8)
+@pytest.mark.parametrize("source", ["f16", "bf16", "f32"])
+def test_fp8_codes_are_the_references_and_saturate_where_it_overflows(source, element):
+    values = values_of(source)
+    ours, theirs = encode(values, element), codes_of(values, element)
+    finite = np.isfinite(theirs.view(REFERENCE[element]).astype(np.float32))
+    np.testing.assert_array_equal(ours[finite], theirs[finite])
+    overflow = ~finite & ~np.isnan(values)
+    top = np.where(np.signbit(values), FORMATS[element].largest | 0x80, FORMATS[element].largest)
+    np.testing.assert_array_equal(ours[overflow], top[overflow])
+    assert np.isnan(decode(ours, element)[np.isnan(values)]).all()
+
+
+@pytest.mark.parametrize("element", ["f16", "bf16"])
+def test_fp32_of_every_exponent_rounds_to_16_bits_as_the_reference_does(element):
+    values = values_of("f32")
+    ours, theirs = encode(values, element), codes_of(values, element)
+    numbers = ~np.isnan(values)
+    np.testing.assert_array_equal(ours[numbers], theirs[numbers])
+    np.testing.assert_array_equal(encode_bits(values.view(np.uint32), FORMATS[element]), ours)
+
+
 @pytest.mark.parametrize("element", FP8)
 def test_ties_between_neighbouring_fp8_numbers_go_to_the_even_code(element):
     codes = np.arange(FORMATS[element].largest).astype(np.uint8)
@@ -146,8 +233,6 @@ def test_fp64_is_rounded_once_on_its_way_to_16_bits():
 
 
 def test_fused_multiply_add_rounds_once():
-    from fractions import Fraction
-
     rng = np.random.default_rng(3)
     a, b, c = (rng.standard_normal((3, 2000)) * np.exp2(rng.integers(-40, 40, (3, 2000)))).astype(
         np.float32
