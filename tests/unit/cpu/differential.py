@@ -40,11 +40,12 @@ def run_case(case: Any, adapters: dict[str, Any], allocate: Allocate) -> dict[st
     from kvfuzz.engine.worker.execute import view
     from kvfuzz.engine.worker.fill import filled
     from kvfuzz.model.dtypes import DTYPES
+    from kvfuzz.model.held import whole
 
     cache = case.tensor(case.steps[0].tensors["key_cache"])
     buffers = {}
     for each in case.buffers:
-        data = filled(each.fill, each.name, each.nbytes, torch.device("cpu"))
+        data = filled(each.fill, each.name, whole(each.nbytes), torch.device("cpu"))
         if each.name == cache.buffer and DTYPES[cache.dtype].is_fp8:
             data = without_nonfinite(data, cache.dtype)
         buffers[each.name] = allocate(each.name, data)
