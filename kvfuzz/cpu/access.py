@@ -6,7 +6,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfuzz.cpu.elements import misaligned, shift_of
 from kvfuzz.cpu.errors import LaneError
 from kvfuzz.cpu.races import Race, Races
 from kvfuzz.cpu.reserve import marked_in, pages_of, zeros
@@ -98,14 +97,14 @@ class Marks:
         """Whether anything was read or written at all."""
         return (kind, 0) in self.views
 
-    def note(self, kind: Kind, offset: Array, size: int) -> None:
-        """Mark elements of `size` bytes at byte offsets."""
+    def note(self, kind: Kind, offset: Array, size: int, index: Array | None) -> None:
+        """Mark elements of `size` bytes at byte offsets; `index` is their `index_of`."""
         if self.allocation.is_large:
             self.pages[kind] |= pages_of(offset)
             if size > 1:
                 self.pages[kind] |= pages_of(offset + (size - 1))
-        if size == 1 or not misaligned(offset, size):
-            self._view(kind, size)[offset >> shift_of(size)] = _ALL_MARKED[size]
+        if index is not None:
+            self._view(kind, size)[index] = _ALL_MARKED[size]
         else:
             for byte in range(size):
                 self._view(kind, 1)[offset + byte] = 1

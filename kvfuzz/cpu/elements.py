@@ -20,35 +20,40 @@ def in_bounds(offset: Array, highest: int) -> bool:
     return highest >= 0 and (not offset.size or int(offset.view(np.uint64).max()) <= highest)
 
 
-def misaligned(offset: Array, size: int) -> bool:
-    """Whether any byte offset is no multiple of `size`."""
-    return bool(int(np.bitwise_or.reduce(offset, axis=None)) & (size - 1))
+def index_of(offset: Array, size: int) -> Array | None:
+    """The indices of elements of `size` bytes at byte offsets; None where one is not aligned."""
+    if size == 1:
+        return offset
+    if int(np.bitwise_or.reduce(offset, axis=None)) & (size - 1):
+        return None
+    index: Array = offset >> shift_of(size)
+    return index
 
 
-def gather(allocation: Allocation, offset: Array, dtype: np.dtype[Any]) -> Array:
-    """Elements at byte offsets that are all in bounds."""
-    size = dtype.itemsize
+def gather(
+    allocation: Allocation, offset: Array, dtype: np.dtype[Any], index: Array | None
+) -> Array:
+    """Elements at byte offsets that are all in bounds; `index` is their `index_of`."""
     if dtype == np.bool_:
         truths: Array = allocation.bytes[offset] != 0
         return truths
-    if size == 1 or not misaligned(offset, size):
-        return allocation.typed(dtype.type).take(offset >> shift_of(size))
-    bytes_ = allocation.bytes[offset[..., None] + np.arange(size)]
+    if index is not None:
+        return allocation.typed(dtype.type).take(index)
+    bytes_ = allocation.bytes[offset[..., None] + np.arange(dtype.itemsize)]
     return bytes_.view(dtype)[..., 0]
 
 
-def scatter(allocation: Allocation, offset: Array, value: Array) -> None:
+def scatter(allocation: Allocation, offset: Array, value: Array, index: Array | None) -> None:
     """Write elements `[n]` at byte offsets `[n]` that are all in bounds; of equal ones the last
-    stays.
+    stays. `index` is their `index_of`.
 
     One dimension: NumPy goes through it in order, where it may reorder several.
     """
-    size = value.dtype.itemsize
-    if size == 1 or not misaligned(offset, size):
-        allocation.typed(value.dtype.type)[offset >> shift_of(size)] = value
+    if index is not None:
+        allocation.typed(value.dtype.type)[index] = value
         return
     bytes_ = np.ascontiguousarray(value)[..., None].view(np.uint8)
-    for byte in range(size):
+    for byte in range(value.dtype.itemsize):
         allocation.bytes[offset + byte] = bytes_[..., byte]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvfuzz.cpu.access import ORIGIN_SHIFT, Access, Kind, Stray
 from kvfuzz.cpu.coverage import Coverage
-from kvfuzz.cpu.elements import gather, in_bounds, scatter
+from kvfuzz.cpu.elements import gather, in_bounds, index_of, scatter
 from kvfuzz.cpu.ir import Op
 from kvfuzz.cpu.races import Chosen
 from kvfuzz.cpu.space import AddressSpace, Allocation
@@ -161,17 +161,19 @@ class Memory:
     ) -> Array:
         size = dtype.itemsize
         if active is None and in_bounds(offset, allocation.nbytes - size):
+            index = index_of(offset, size)
             if self.access is not None:
-                self._note_read(op, programs, allocation, offset, None, size, ordered)
-            return gather(allocation, offset, dtype)
+                self._note_read(op, programs, allocation, offset, index, None, size, ordered)
+            return gather(allocation, offset, dtype, index)
         inside = self._inside(op, "read", programs, allocation, offset, active, size)
         poison = self.poison_value(op.type.element)
         wanted = np.broadcast_to(poison, inside.shape)
         if inside.any():
             safe = np.where(inside, offset, 0)
+            index = index_of(safe, size)
             if self.access is not None:
-                self._note_read(op, programs, allocation, safe, inside, size, ordered)
-            wanted = np.where(inside, gather(allocation, safe, dtype), poison)
+                self._note_read(op, programs, allocation, safe, index, inside, size, ordered)
+            wanted = np.where(inside, gather(allocation, safe, dtype, index), poison)
         return wanted if active is None else np.where(active, wanted, fill)
 
     def _store(
@@ -197,12 +199,13 @@ class Memory:
             lanes = np.flatnonzero(np.broadcast_to(inside, shape))
             at = np.broadcast_to(offset, shape).reshape(-1)[lanes]
             kept = np.broadcast_to(value, shape).reshape(-1)[lanes]
+        index = index_of(at, size)
         if self.access is not None and len(at):
-            self.access.marks(allocation).note("write", at, size)
+            self.access.marks(allocation).note("write", at, size, index)
             if not ordered:
-                chosen = _chosen(op, programs, at, lanes, shape)
+                chosen = _chosen(op, programs, at, index, lanes, shape)
                 self.access.races.wrote(chosen, allocation, kept)
-        scatter(allocation, at, kept)
+        scatter(allocation, at, kept, index)
 
     def _note_read(
         self,
@@ -210,19 +213,22 @@ class Memory:
         programs: Programs,
         allocation: Allocation,
         offset: Array,
+        index: Array | None,
         inside: Array | None,
         size: int,
         ordered: bool,
     ) -> None:
         if self.access is None:
             return
-        marked = offset if inside is None else offset[inside]
-        self.access.marks(allocation).note("read", marked, size)
-        if self.access.races.readers and marked.size and not ordered:
+        at = offset if inside is None else offset[inside]
+        of = index if inside is None or index is None else index[inside]
+        self.access.marks(allocation).note("read", at, size, of)
+        if self.access.races.readers and at.size and not ordered:
             shape = (programs.num_programs, *op.operand_types[0].shape)
             lanes = None if inside is None else np.flatnonzero(np.broadcast_to(inside, shape))
             at = np.broadcast_to(offset, shape).reshape(-1)
-            chosen = _chosen(op, programs, at if lanes is None else at[lanes], lanes, shape)
+            at = at if lanes is None else at[lanes]
+            chosen = _chosen(op, programs, at, index_of(at, size), lanes, shape)
             self.access.races.read(chosen, allocation, size)
 
     def _inside(
@@ -280,12 +286,17 @@ class Memory:
 
 
 def _chosen(
-    op: Op, programs: Programs, at: Array, lanes: Array | None, shape: tuple[int, ...]
+    op: Op,
+    programs: Programs,
+    at: Array,
+    index: Array | None,
+    lanes: Array | None,
+    shape: tuple[int, ...],
 ) -> Chosen:
     """An access whose lanes count over `shape`. Where its first axis is short, all programs make
     the same access, and the first one stands for them."""
-    per_program = math.prod(shape[1:])
-    return Chosen(op, programs.kernel, at, lanes, per_program, programs.start, programs.program_ids)
+    ids, start = programs.program_ids, programs.start
+    return Chosen(op, programs.kernel, at, index, lanes, math.prod(shape[1:]), start, ids)
 
 
 def note_mask(op: Op, programs: Programs, mask: Mask) -> None:

@@ -10,14 +10,14 @@ since it needs a second table.
 Atomic accesses leave no tickets: they are ordered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfuzz.cpu.elements import as_bits, as_bytes, gather, misaligned, shift_of
+from kvfuzz.cpu.elements import as_bits, as_bytes, gather, index_of, shift_of
 from kvfuzz.cpu.ir import Location, Op
 from kvfuzz.cpu.reserve import zeros
 from kvfuzz.cpu.space import Allocation
@@ -55,7 +55,8 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The active elements of one access of `op`: byte offsets `[n]`, and the lane of each.
+    """The active elements of one access of `op`: byte offsets `[n]`, their `index_of`, and the
+    lane of each.
 
     `lanes` counts over `[programs, *shape]`; None stands for all of them in order. `per_program`
     is the number of lanes of a program, `start` the first program's number in the grid, and `ids`
@@ -65,6 +66,7 @@ class Chosen:
     op: Op
     kernel: str
     at: Array
+    index: Array | None
     lanes: Array | None
     per_program: int
     start: int
@@ -83,9 +85,11 @@ class Chosen:
         """The same access as single bytes."""
         lanes = np.arange(len(self.at)) if self.lanes is None else self.lanes
         within = np.arange(size)
+        at = (self.at[:, None] + within).ravel()
         return replace(
             self,
-            at=(self.at[:, None] + within).ravel(),
+            at=at,
+            index=at,
             lanes=(lanes[:, None] * size + within).ravel(),
             per_program=self.per_program * size,
         )
@@ -111,6 +115,8 @@ class Races:
     _tickets: Table = field(default_factory=dict)
     _read: Table = field(default_factory=dict)
     _changed: Table = field(default_factory=dict)
+    _written: set[tuple[int, int]] = field(default_factory=set)
+    """Allocations, with the element size, that the launch has written."""
     _stores: list[_Store] = field(default_factory=list)
     _next: int = 1
     _launch: int = 1
@@ -122,14 +128,17 @@ class Races:
             self._next = 1
         self._launch = self._next
         self._stores.clear()
+        self._written.clear()
         self._read.clear()
         self._changed.clear()
 
     def wrote(self, chosen: Chosen, allocation: Allocation, value: Array) -> None:
         """Note a store of `value` `[n]` that is about to be made; programs in ascending order."""
         size = value.dtype.itemsize
-        if size > 1 and misaligned(chosen.at, size):
+        index = chosen.index
+        if index is None:
             chosen, value, size = chosen.of_bytes(size), as_bytes(value).ravel(), 1
+            index = chosen.at
         lanes = len(chosen.at) if chosen.lanes is None else int(chosen.lanes[-1]) + 1
         first, self._next = self._next, self._next + lanes
         if self._next > _MOST_TICKETS:  # a launch of two billion stored elements
@@ -141,18 +150,19 @@ class Races:
             else (chosen.lanes + first).astype(np.int32)
         )
         table = self._table(self._tickets, allocation, size)
-        index = chosen.at >> shift_of(size)
-        before = table.take(index)
+        fresh = (allocation.number, size) not in self._written
+        self._written.add((allocation.number, size))
+        before = None if fresh else table.take(index)
         table[index] = mine
         after = table.take(index)
         self._stores.append(
             _Store(first, chosen.start, chosen.per_program, chosen.ids, chosen.op.location)
         )
-        if int(before.max(initial=0)) >= self._launch:
+        if before is not None and int(before.max(initial=0)) >= self._launch:
             self._against_earlier(chosen, allocation, value, before, slice(0, size))
         if (after != mine).any():
             self._within(chosen, allocation, value, after - first)
-        for other in self._other_sizes(self._tickets, allocation, size):
+        for other in self._other_sizes(self._written, allocation, size):
             for part in range(0, size, other):
                 known = self._tickets[allocation.number, other].take(
                     (chosen.at + part) >> shift_of(other)
@@ -165,13 +175,14 @@ class Races:
 
     def read(self, chosen: Chosen, allocation: Allocation, size: int) -> None:
         """Note a load; only with `readers`."""
-        if size > 1 and misaligned(chosen.at, size):
+        index = chosen.index
+        if index is None:
             chosen, size = chosen.of_bytes(size), 1
+            index = chosen.at
         mine = (chosen.programs() + 1).astype(np.int32)
         for known, _ in self._at(self._changed, chosen.at, allocation, size):
             self._report_readers(chosen, allocation, size, known, mine)
         table = self._table(self._read, allocation, size)
-        index = chosen.at >> shift_of(size)
         known = table.take(index)
         new = np.where((known == 0) | (known == mine), mine, _MANY)
         table[index] = new
@@ -185,7 +196,9 @@ class Races:
             tables[allocation.number, size] = table
         return table
 
-    def _other_sizes(self, tables: Table, allocation: Allocation, size: int) -> list[int]:
+    def _other_sizes(
+        self, tables: Iterable[tuple[int, int]], allocation: Allocation, size: int
+    ) -> list[int]:
         return [s for number, s in tables if number == allocation.number and s != size]
 
     def _at(
@@ -225,7 +238,9 @@ class Races:
         theirs = starts[which] + (tickets[met] - firsts[which]) // widths[which]
         foreign = theirs != chosen.programs()[met]
         met, which = met[foreign], which[foreign]
-        old = as_bytes(gather(allocation, chosen.at[met], value.dtype))[:, span]
+        at = chosen.at[met]
+        known = gather(allocation, at, value.dtype, index_of(at, value.itemsize))
+        old = as_bytes(known)[:, span]
         differ = (old != as_bytes(value[met])[:, span]).any(axis=1)
         if differ.any():
             store = self._stores[int(which[differ][0])]
@@ -237,13 +252,14 @@ class Races:
     def _changes(self, chosen: Chosen, allocation: Allocation, value: Array) -> None:
         """With `readers`: who read what this store changes, and that it changes it."""
         size = value.dtype.itemsize
-        old = as_bits(gather(allocation, chosen.at, value.dtype))
+        old = as_bits(gather(allocation, chosen.at, value.dtype, chosen.index))
         changed = np.flatnonzero(old != as_bits(value))
         if not len(changed):
             return
         kept = replace(
             chosen,
             at=chosen.at[changed],
+            index=None if chosen.index is None else chosen.index[changed],
             lanes=changed if chosen.lanes is None else chosen.lanes[changed],
         )
         mine = (kept.programs() + 1).astype(np.int32)
