@@ -5,6 +5,7 @@ number (its *slot*); an op names its operands and results by slot.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 INTEGER_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64}
@@ -95,6 +96,15 @@ class Op:
     def type(self) -> Type:
         """The type of the first result."""
         return self.result_types[0]
+
+
+def nested(blocks: tuple[Block, ...]) -> Iterator[Op]:
+    """All ops of the blocks, each followed by those of its regions."""
+    for block in blocks:
+        for op in block.ops:
+            yield op
+            for region in op.regions:
+                yield from nested(region)
 
 
 def reached_from(blocks: tuple[Block, ...]) -> list[set[int]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvfuzz.cpu.control import run_blocks
 from kvfuzz.cpu.errors import UnsupportedOp
-from kvfuzz.cpu.ir import Block, Op
+from kvfuzz.cpu.ir import Block, Op, nested
 from kvfuzz.cpu.machine import Code, Machine, Step
 from kvfuzz.cpu.values import Mask, raw, restructure
 
@@ -24,7 +24,7 @@ _OF_PROGRAMS = ("tt.load", "tt.store", "tt.atomic", "tt.get_", "tt.print", "tt.a
 
 def bind_map(op: Op, bind: Callable[[tuple[Block, ...]], tuple[Code, ...]]) -> Step:
     """Bind the region; only one element at a time, as neighbours depend on the layout."""
-    inside = list(_nested(op.regions[0]))
+    inside = list(nested(op.regions[0]))
     for inner in inside:
         if inner.name.startswith(_OF_PROGRAMS):
             raise UnsupportedOp(
@@ -34,7 +34,7 @@ def bind_map(op: Op, bind: Callable[[tuple[Block, ...]], tuple[Code, ...]]) -> S
         raise ValueError(f"pack = {op.attributes['pack']}")
     blocks = bind(op.regions[0])
     made = {slot for inner in inside for slot in inner.results}
-    made.update(slot for slot in _arguments(op.regions[0]))
+    made.update(_arguments(op.regions[0]))
     captured = sorted({slot for inner in inside for slot in _uses(inner)} - made)
     shape = op.type.shape
     count = int(np.prod(shape))
@@ -77,14 +77,6 @@ def _each(value: Array | None, programs: int, count: int) -> Any:
 
 def _flattened(part: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(part, shape).reshape(-1)
-
-
-def _nested(blocks: tuple[Block, ...]) -> Iterator[Op]:
-    for block in blocks:
-        for op in block.ops:
-            yield op
-            for region in op.regions:
-                yield from _nested(region)
 
 
 def _arguments(blocks: tuple[Block, ...]) -> Iterator[int]:

@@ -4,9 +4,7 @@ All programs at once would deadlock there: the one that holds the lock stands st
 until the slowest leaves its loop. Such a kernel runs program by program instead.
 """
 
-from collections.abc import Iterator
-
-from kvfuzz.cpu.ir import Block, Function, Module, Op, reached_from
+from kvfuzz.cpu.ir import Function, Module, Op, nested, reached_from
 
 _WATCHING = frozenset({"tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_load", "tt.atomic_poll"})
 
@@ -19,20 +17,12 @@ def waits(module: Module) -> bool:
 def _function_waits(module: Module, function: Function) -> bool:
     cyclic = {n for n, reached in enumerate(reached_from(function.blocks)) if n in reached}
     for number, block in enumerate(function.blocks):
-        for op in _nested(block):
+        for op in nested((block,)):
             if op.name == "tt.atomic_poll":
                 return True
             if (op.name == "scf.while" or number in cyclic) and _watches(module, op):
                 return True
     return False
-
-
-def _nested(block: Block) -> Iterator[Op]:
-    for op in block.ops:
-        yield op
-        for region in op.regions:
-            for inner in region:
-                yield from _nested(inner)
 
 
 def _watches(module: Module, op: Op) -> bool:
