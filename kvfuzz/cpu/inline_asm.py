@@ -96,7 +96,7 @@ def bind_inline_asm(op: Op) -> Step:
     match = _OPERANDS.fullmatch(text)
     compute = INSTRUCTIONS.get(match[1].removesuffix("_e32").removesuffix("_e64") if match else "")
     types = (*op.operand_types, *op.result_types)
-    plain = len(op.results) == 1 and all(each.nbytes == 4 for each in types)
+    plain = len(op.results) == 1 and all(each.nbytes == 4 and not each.is_pointer for each in types)
     if match is None or compute is None or not plain or op.attributes.get("packed_element") != 1:
         raise UnsupportedOp(f'{op.name} "{text}"', op.location.name, op.location.line)
     order = [int(number) - 1 for number in re.findall(r"\d", match[2])]

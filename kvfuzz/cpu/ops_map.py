@@ -35,7 +35,7 @@ def bind_map(op: Op, bind: Callable[[tuple[Block, ...]], tuple[Code, ...]]) -> S
         raise ValueError(f"pack = {op.attributes['pack']}")
     blocks = bind(op.regions[0])
     made = {slot for inner in inside for slot in inner.results}
-    made.update(slot for slot in _arguments(op.regions[0]))
+    made.update(_arguments(op.regions[0]))
     captured = sorted({slot for inner in inside for slot in _uses(inner)} - made)
     shape = op.type.shape
     count = int(np.prod(shape))

@@ -1,10 +1,10 @@
-"""`tt.dot_scaled`: a product of microscaled blocks (OCP MX), as Triton decomposes it for AMD.
+"""`tt.dot_scaled`: products of microscaled blocks (OCP MX), as Triton 3.9 makes them for gfx942.
 
-Each side is widened to bf16, or to fp16 if one side is fp16; multiplied there by its scales, one
-for a run of 16 or 32 elements along K; then multiplied and summed in fp32. A scale is an exponent
-(code 0xFF is NaN, code 0 counts as zero in bf16) or an fp8 number. Source: the pass
-`DecomposeScaledBlocked` of Triton 3.9. gfx950's own instruction differs from it only where a
-scaled value leaves the range of bf16.
+Each element is multiplied by the scale of its run of 16 or 32 elements along K, in fp32, and
+narrowed to bf16 (cut off, as the pass does) or, if one side is fp16, to fp16 (rounded); then both
+sides are multiplied and summed in fp32. A scale is an exponent (code 0xFF is NaN, code 0 counts as
+zero) or an fp8 number. gfx950's own instruction differs where a scaled element leaves the range of
+bf16, and for code 0. Source: what the passes `DecomposeScaledBlocked` and `scaled_upcast` emit.
 """
 
 from typing import Any
@@ -88,7 +88,9 @@ class _Side:
         scales, is_nan = (np.repeat(part, run, -1) for part in (scales, is_nan))
         if self.is_right:
             scales, is_nan = scales.swapaxes(-1, -2), is_nan.swapaxes(-1, -2)
-        scaled = decode(encode(values * scales, self.wide), self.wide)
+        is_cut = self.wide == "bf16" and self.value.element != "bf16"
+        codes = encode(values * scales, self.wide, "rtz" if is_cut else "rtne")
+        scaled = decode(codes, self.wide)
         return np.where(is_nan, np.float32(np.nan), scaled) if self.masks_nan else scaled
 
     def _unpacked(self, codes: Array) -> Array:
@@ -105,10 +107,10 @@ class _Side:
         return values
 
     def _scales(self, codes: Array) -> tuple[Array, Array]:
-        """The scales as values of `wide`, and where they are NaN."""
+        """The scales in fp32, and where they are NaN."""
         element = self.scale.element if self.scale else "i8"
         if element != "i8":
             scales = decode(convert(codes, element, self.wide), self.wide)
             return scales, np.isnan(scales)
         powers = (codes.view(np.uint8).astype(np.uint32) << np.uint32(23)).view(np.float32)
-        return decode(encode(powers, self.wide), self.wide), codes.view(np.uint8) == 0xFF
+        return powers, codes.view(np.uint8) == 0xFF

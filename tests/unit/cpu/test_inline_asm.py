@@ -133,10 +133,17 @@ def test_text_that_is_not_known_is_refused_and_quoted(registers, buffer, text):
     assert refusal.value.file == "test_inline_asm.py"
 
 
-def test_several_elements_in_a_register_are_refused(buffer):
-    a, out = (buffer(name, torch.zeros(16, dtype=torch.int16)) for name in ("a", "out"))
+@triton.jit
+def address(a, out):
+    x = tl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v", [a], tl.int32, True, 1)
+    tl.store(out, x)
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), [(packed, torch.int16), (address, torch.int32)])
+def test_registers_that_hold_no_single_32_bit_number_are_refused(buffer, kernel, dtype):
+    a, out = (buffer(name, torch.zeros(16, dtype=dtype)) for name in ("a", "out"))
     with pytest.raises(UnsupportedOp, match=r"tt\.elementwise_inline_asm"):
-        packed[(1,)](a, out)
+        kernel[(1,)](a, out)
 
 
 def test_the_clock_of_tritons_library_advances_while_a_kernel_loops(buffer):

@@ -112,17 +112,29 @@ def test_a_scale_of_0xff_makes_its_run_nan_unless_math_is_fast(buffer, fast):
     assert torch.equal(out.nan_to_num(nan=-1), expected.nan_to_num(nan=-1))
 
 
-def test_scales_beyond_the_range_of_fp16_overflow_there(buffer):
+def test_scaled_elements_beyond_the_range_of_fp16_overflow_there(buffer):
     a = buffer("a", torch.ones(M, K, dtype=torch.float16))
     b = buffer("b", torch.full((K // 2, N), 0x22, dtype=torch.uint8))
     scale = torch.tensor([[127 + 15, 127]] * N, dtype=torch.uint8)
     scale[1, 0], scale[2, 0], scale[3, 0] = 127 + 16, 127 - 25, 127 + 16
-    b[:, 3], b[:, 4] = 0x11, 0x66  # 0.5, and 4.0 whose product with the scale overflows
+    b[:, 3], b[:, 4] = 0x11, 0x66  # 0.5 stays in range with a scale beyond it, 4.0 leaves it
     out = buffer("out", torch.zeros(M, N))
     b_scale = buffer("bs", scale)
     scaled_product[(1,)](a, None, b, b_scale, out, "fp16", "e2m1", K, K // 2, True, FAST=False)
     infinite = float("inf")
-    assert out[0, :5].tolist() == [2.0**15 * 32 + 32.5, infinite, 32.5, infinite, infinite]
+    assert out[0, :5].tolist() == [
+        2.0**15 * 32 + 32.5, infinite, 32.5, 2.0**15 * 32 + 16.5, infinite,
+    ]  # fmt: skip
+
+
+def test_scaled_elements_below_the_range_of_bf16_are_cut_off(buffer):
+    # Code 7 is 7 * 2**-9; times 2**-126 it is 1.75 times bf16's least number, 2**-133.
+    a = buffer("a", torch.full((M, K), 2.0**120, dtype=torch.bfloat16))
+    b = buffer("b", torch.full((K, N), 7, dtype=torch.uint8))
+    b_scale = buffer("bs", torch.full((N, 2), 1, dtype=torch.uint8))
+    out = buffer("out", torch.zeros(M, N))
+    scaled_product[(1,)](a, None, b, b_scale, out, "bf16", "e4m3", K, K, True, FAST=False)
+    assert out[0, 0].item() == 0.5 + K * 2.0**120 * 2.0**-133
 
 
 def test_a_scale_of_zero_counts_as_zero(buffer):
