@@ -121,7 +121,9 @@ def results(operands: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     made = {}
     for name, (a, b) in operands.items():
         out = torch.zeros(LENGTH, dtype=torch.from_numpy(a).dtype)
-        apply[(1,)](torch.from_numpy(a), torch.from_numpy(b), out, OP=name.split()[0], LENGTH=LENGTH)
+        apply[(1,)](
+            torch.from_numpy(a), torch.from_numpy(b), out, OP=name.split()[0], LENGTH=LENGTH
+        )
         made[name] = out.numpy()
     return made
 

@@ -60,9 +60,9 @@ def drawn(op, count, random_seed):
     copies = ("fp32", "bf16", "fp16")
     allowed = {} if op == "gather_cache" else {"cache_dtype": copies}
     domain = Domain(allowed=allowed, source="formats that are copied or widened")
-    Exploration(
-        scenes(op, domain), collect, random_seed=random_seed, size_of=size_of
-    ).next_failure(Deadline(math.inf, count), shrink_s=0)
+    Exploration(scenes(op, domain), collect, random_seed=random_seed, size_of=size_of).next_failure(
+        Deadline(math.inf, count), shrink_s=0
+    )
     return cases
 
 
