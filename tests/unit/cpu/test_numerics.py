@@ -1,4 +1,5 @@
 from fractions import Fraction
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -115,7 +116,7 @@ def rounded_exactly(values, element):
     """
     fmt = FORMATS[element]
     exact = [exact_code_value(code, fmt) for code in range(fmt.largest + 1)]
-    middles = [(low + high) / 2 for low, high in zip(exact, exact[1:], strict=False)]
+    middles = [(low + high) / 2 for low, high in pairwise(exact)]
     as_floats = np.array([float(middle) for middle in middles])
     assert [Fraction(middle) for middle in as_floats] == middles  # so fp64 compares exactly
     magnitude = np.abs(values).astype(np.float64)
