@@ -1,7 +1,7 @@
 import ctypes
 import ctypes.util
-import itertools
 from fractions import Fraction
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -118,7 +118,7 @@ def rounded_exactly(values, element):
     """
     fmt = FORMATS[element]
     exact = [exact_code_value(code, fmt) for code in range(fmt.largest + 1)]
-    middles = [(low + high) / 2 for low, high in itertools.pairwise(exact)]
+    middles = [(low + high) / 2 for low, high in pairwise(exact)]
     as_floats = np.array([float(middle) for middle in middles])
     assert [Fraction(middle) for middle in as_floats] == middles  # so fp64 compares exactly
     magnitude = np.abs(values).astype(np.float64)
