@@ -1,4 +1,4 @@
-"""What the tables of vLLM's cache kernels share: a release's modules, and bytes that are compared.
+"""What the tables of third-party kernels share: a release's modules, and bytes that are compared.
 
 A test puts random bytes into every buffer, runs a kernel on the cpu lane, and writes what the op
 means into the mirrors of the buffers. `Surface.check` then compares all bytes of all buffers, so a
@@ -7,12 +7,18 @@ byte that must not change is compared as well.
 
 import enum
 import importlib.util
+import sys
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+
+pytest.register_assert_rewrite("attention_reference")
+
+# The helper modules beside this file are no package; tests import them by their own names.
+sys.path.insert(0, str(Path(__file__).parent))
 
 NUMPY = {
     torch.bfloat16: ml_dtypes.bfloat16,
@@ -276,3 +282,29 @@ def surface(surface_lane, trees):
     opened = Surface(surface_lane, trees)
     yield opened
     opened.release()
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    """Runs a launch on the lane once, however many tests of the module ask for its outcome."""
+    import torch
+    from attention_launch import Launcher
+
+    from kvfuzz.cpu import CpuLane
+
+    # The references are many small sums, which threads only slow down.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    lane = CpuLane()
+    lane.activate()
+    yield Launcher(lane)
+    lane.deactivate()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def tree(vllm):
+    """The source tree of a vLLM release, with the stubs that attention kernels need."""
+    from attention_launch import attention_tree
+
+    return lambda release: attention_tree(vllm(release)["vllm"])
