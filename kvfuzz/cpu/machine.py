@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvfuzz.cpu.coverage import Coverage
 from kvfuzz.cpu.errors import LaunchError
-from kvfuzz.cpu.ir import Op
+from kvfuzz.cpu.ir import Location, Op
 from kvfuzz.cpu.memory import Memory
 from kvfuzz.cpu.trace import follow_origins
 
@@ -117,6 +117,8 @@ class Machine:
         access = memory.access
         self.coverage = None if access is None else program.coverage
         """What was exercised, where somebody watches."""
+        self.doubt: tuple[Array, Location] | None = None
+        """Programs for which a condition of the region in flight had lost bits, and where."""
         self.following: Following | None = None
         """How ops are run while something travels with the values."""
         if access is not None and access.trace_origins:

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvfuzz.cpu import Access, CpuLane, UnsupportedOp
+from kvfuzz.cpu import Access, CpuLane, OutOfAddressesError, UnsupportedOp
+from kvfuzz.cpu.reserve import nonzero_in, resident_pages
 from kvfuzz.engine.worker.lanes import GUARD_VALUE, Seen
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.model.coverage import Exercised, Site
 from kvfuzz.model.held import Held
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles.observation import Overflow, Race, Stray
+from kvfuzz.oracles.properties import Order
 
 
 class CheckedCpuLane:
@@ -39,7 +41,7 @@ class CheckedCpuLane:
         """
         try:
             buffer = self._lane.allocate(name, kept.nbytes)
-        except MemoryError as error:
+        except OutOfAddressesError as error:
             raise NotCheckedError(f"buffer {name}: {error}") from error
         for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
             buffer[start:stop] = data[first : first + stop - start]
@@ -51,14 +53,16 @@ class CheckedCpuLane:
         return torch.empty(0, dtype=torch.uint8)
 
     def written_outside(self, name: str) -> int | None:
-        """The first byte of a buffer that kernels wrote although it is not held."""
+        """The first byte of a buffer that is not held, and that a kernel wrote or torch changed."""
         kept = self._kept[name]
         if kept.is_whole or self._access is None:
             return None
-        written = self._access.bytes_of(name, "write")
+        memory = self._lane.memory_of(name)
+        changed = nonzero_in(memory, resident_pages(memory))
+        suspects = np.union1d(changed, self._access.bytes_of(name, "write"))
         starts, stops = (np.array(ends) for ends in zip(*kept.spans, strict=True))
-        number = np.searchsorted(starts, written, side="right") - 1
-        outside = written[(number < 0) | (written >= stops[number])]
+        number = np.searchsorted(starts, suspects, side="right") - 1
+        outside = suspects[(number < 0) | (suspects >= stops[number])]
         return int(outside[0]) if len(outside) else None
 
     def observe(
@@ -67,10 +71,12 @@ class CheckedCpuLane:
         *,
         poison: int = GUARD_VALUE,
         readers: bool = False,
+        order: Order = "together",
         origins: bool = False,
     ) -> Seen:
         """Run `call` with every access recorded; bytes outside an allocation read as `poison`."""
         self._lane.poison = poison
+        self._lane.order = order
         error: BaseException | None = None
         with self._lane.observe(trace_origins=origins, readers=readers) as access:
             self._access = access
@@ -102,15 +108,18 @@ class CheckedCpuLane:
             overflows=_overflows(access),
             races=_races(access),
             crossed=tuple(access.crossed),
-            synchronises=access.synchronises,
+            synchronising=tuple(access.synchronising),
             exercised=self._exercised(),
             origin_of=self._origin_lookup(access) if origins else None,
             error=error,
-            unsupported=isinstance(error, UnsupportedOp),
+            unsupported=isinstance(error, UnsupportedOp | OutOfAddressesError),
         )
 
     def _written(self, access: Access, name: str) -> Tensor:
-        written, kept = torch.from_numpy(access.written(name)), self._kept[name]
+        kept = self._kept[name]
+        if name not in access.names:
+            return torch.zeros(kept.size, dtype=torch.bool)
+        written = torch.from_numpy(access.written(name))
         if kept.is_whole:
             return written
         return torch.cat([written[start:stop] for start, stop in kept.spans])
@@ -173,7 +182,7 @@ def _races(access: Access) -> tuple[Race, ...]:
             each.kernel,
             f"{each.file}:{each.line}",
             each.program,
-            f"{each.file}:{each.other_line}" if each.other_line else "",
+            f"{each.other_file}:{each.other_line}" if each.other_file else "",
             each.other_program,
             each.allocation,
             each.offset,

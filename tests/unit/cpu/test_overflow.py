@@ -149,7 +149,7 @@ def test_the_same_wrap_is_found_once_its_mask_is_on(launch):
     [
         (mask_lets_it_through, "mask", (BIG, 4)),
         (branch_lets_it_through, "branch", (BIG, 4)),
-        (loop_bound, "branch", (BIG,)),
+        (loop_bound, "bound", (BIG,)),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

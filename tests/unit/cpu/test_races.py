@@ -198,7 +198,7 @@ def test_atomics_are_ordered(lane, buffer):
     out = buffer("out", torch.zeros(8, dtype=torch.int32))
     hits = buffer("hits", torch.zeros(1, dtype=torch.int32))
     access = _observed(lane, count, 4, out, hits, BLOCK=4)
-    assert (access.found_races, access.synchronises) == ([], "")
+    assert (access.found_races, access.synchronising) == ([], [])
     assert int(hits[0]) == 16
 
 
@@ -206,4 +206,4 @@ def test_a_kernel_that_uses_what_an_atomic_returned_orders_itself(lane, buffer):
     out = buffer("out", torch.zeros(1, dtype=torch.int32))
     hits = buffer("hits", torch.zeros(1, dtype=torch.int32))
     access = _observed(lane, last_one_writes, 4, out, hits)
-    assert access.synchronises == "last_one_writes (test_races.py:77)"
+    assert access.synchronising == ["last_one_writes (test_races.py:77)"]
