@@ -107,6 +107,8 @@ class Judge:
                     runs[name], _ = self._run(variant, base=base)
                 except NotCheckedError as error:
                     return PropertyResult(each.name, "not_checked", str(error))
+            if runs[name].unsupported and not base.unsupported:
+                return PropertyResult(each.name, "not_checked", runs[name].unsupported)
         found = each.judge(runs)
         if isinstance(found, NotChecked):
             return PropertyResult(each.name, "not_checked", found.reason)
