@@ -4,6 +4,7 @@
 was looked up when the kernel was decoded.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,11 @@ class Machine:
             return np.zeros(1, np.int32)
         number = np.arange(self.start, self.start + self.num_programs)
         below = (1, self.grid[0], self.grid[0] * self.grid[1])[axis]
-        return (number // below % self.grid[axis]).astype(np.int32)
+        if below > 1:
+            number //= below
+        if math.prod(self.grid[axis + 1 :]) > 1:
+            number %= self.grid[axis]
+        return number.astype(np.int32)
 
     def burn(self, op: Op) -> None:
         """Spend fuel on one loop iteration. Raises `LaunchError` when there is none left."""

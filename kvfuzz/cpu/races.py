@@ -97,8 +97,11 @@ class Races:
             chosen, value, size = chosen.of_bytes(size), as_bytes(value).ravel(), 1
             index = chosen.at
         first = self._take_tickets(chosen)
-        lanes = np.arange(len(index)) if chosen.lanes is None else chosen.lanes
-        mine = (lanes + first).astype(np.int32)
+        if chosen.lanes is None:
+            mine = np.arange(first, first + len(index), dtype=np.int32)
+        else:
+            mine = chosen.lanes.astype(np.int32)
+            mine += np.int32(first)
         key = (allocation.number, size)
         fresh = key not in self._written
         self._written.add(key)
