@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvfuzz.cpu import Access, CpuLane, OutOfAddressesError, UnsupportedOp
-from kvfuzz.cpu.reserve import nonzero_in, resident_pages
+from kvfuzz.cpu.reserve import PAGE_SHIFT, nonzero_in, resident_pages
 from kvfuzz.engine.worker.lanes import GUARD_VALUE, Seen
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.model.coverage import Exercised, Site
@@ -58,12 +59,12 @@ class CheckedCpuLane:
         if kept.is_whole or self._access is None:
             return None
         memory = self._lane.memory_of(name)
-        changed = nonzero_in(memory, resident_pages(memory))
-        suspects = np.union1d(changed, self._access.bytes_of(name, "write"))
-        starts, stops = (np.array(ends) for ends in zip(*kept.spans, strict=True))
-        number = np.searchsorted(starts, suspects, side="right") - 1
-        outside = suspects[(number < 0) | (suspects >= stops[number])]
-        return int(outside[0]) if len(outside) else None
+        pages = resident_pages(memory)
+        starts = pages << PAGE_SHIFT
+        changed = nonzero_in(memory, pages[_outside(kept, starts, 1 << PAGE_SHIFT)])
+        written = self._access.bytes_of(name, "write")
+        found = [each[_outside(kept, each, 1)] for each in (changed, written)]
+        return min((int(each[0]) for each in found if len(each)), default=None)
 
     def observe(
         self,
@@ -140,6 +141,14 @@ class CheckedCpuLane:
             return None if found is None else (names[found[0]], found[1])
 
         return lookup
+
+
+def _outside(kept: Held, at: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+    """Which stretches of `length` bytes, from ascending offsets on, are not wholly held."""
+    starts, stops = (np.array(ends) for ends in zip(*kept.spans, strict=True))
+    number = np.searchsorted(starts, at, side="right") - 1
+    outside: NDArray[np.bool_] = (number < 0) | (at + length > stops[number])
+    return outside
 
 
 def _strays(access: Access) -> tuple[Stray, ...]:
