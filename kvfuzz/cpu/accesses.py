@@ -1,16 +1,32 @@
-"""Who makes an access: its active elements with their lanes and programs, and the stores so far."""
+"""Who makes an access: the programs in flight, its active lanes and elements, the stores so far."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.coverage import Coverage
 from kvfuzz.cpu.ir import Location, Op
+from kvfuzz.cpu.values import Mask
 
 Array = NDArray[Any]
 Ids = tuple[int, int, int]
+
+
+class Programs(Protocol):
+    """The programs in flight: how many, which are active, and who they are."""
+
+    mask: Mask
+    num_programs: int
+    start: int
+    kernel: str
+    coverage: Coverage | None
+
+    def program_ids(self, index: int) -> tuple[int, int, int]:
+        """Program ids (x, y, z) of the `index`-th program in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +121,49 @@ class Stores:
         which = np.searchsorted(firsts, tickets, side="right") - 1
         programs = starts[which] + (tickets - firsts[which]) // widths[which]
         return which, programs, atomic[which] != 0
+
+
+def active_lanes(programs: Programs, mask: Mask, rank: int) -> Array | None:
+    """Program mask and lane mask together, broadcastable to `[P, *shape]`; None if all are on."""
+    if mask is not None and mask.all():
+        mask = None
+    if programs.mask is None:
+        return mask
+    outer = programs.mask.reshape(-1, *[1] * rank)
+    return outer if mask is None else outer & mask
+
+
+def elements_at(part: Array, lanes: Array | None, shape: tuple[int, ...]) -> Array:
+    """The elements of `part`, broadcast to `shape`, at some lanes (None: all); 1-D."""
+    flat = (part if part.shape == shape else np.broadcast_to(part, shape)).reshape(-1)
+    return flat if lanes is None else flat[lanes]
+
+
+def chosen_by(
+    op: Op,
+    programs: Programs,
+    at: Array,
+    index: Array | None,
+    lanes: Array | None,
+    shape: tuple[int, ...],
+) -> Chosen:
+    """An access whose lanes count over `shape`. Where its first axis is short, all programs make
+    the same access."""
+    return Chosen(
+        op,
+        programs.kernel,
+        at,
+        index,
+        lanes,
+        math.prod(shape[1:]),
+        programs.start,
+        programs.program_ids,
+        is_uniform=shape[0] < programs.num_programs,
+    )
+
+
+def note_mask(op: Op, programs: Programs, mask: Mask) -> None:
+    """Note, while somebody watches, which outcomes an access's lane mask has had."""
+    coverage = programs.coverage
+    if coverage is not None and mask is not None and not coverage.complete(op):
+        coverage.note_mask(op, mask, programs.mask)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.accesses import note_mask
 from kvfuzz.cpu.ir import Op
 from kvfuzz.cpu.machine import Machine
-from kvfuzz.cpu.memory import note_mask
 from kvfuzz.cpu.numerics import decode, encode
 from kvfuzz.cpu.values import Pointer
 

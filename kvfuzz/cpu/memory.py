@@ -4,35 +4,20 @@ An active store outside its pointer's allocation is dropped, an active load ther
 both are recorded. Stores are applied in program order within one op: the last program wins.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvfuzz.cpu.access import ORIGIN_SHIFT, Access, Kind, Stray
-from kvfuzz.cpu.accesses import Chosen
-from kvfuzz.cpu.coverage import Coverage
+from kvfuzz.cpu.accesses import Programs, active_lanes, chosen_by, elements_at
 from kvfuzz.cpu.elements import gather, in_bounds, index_of, scatter
 from kvfuzz.cpu.ir import Op
 from kvfuzz.cpu.space import AddressSpace, Allocation
 from kvfuzz.cpu.values import STORAGE, UNRESOLVED, Mask, Pointer
 
 Array = NDArray[Any]
-
-
-class Programs(Protocol):
-    """The programs in flight: how many, which are active, and who they are."""
-
-    mask: Mask
-    num_programs: int
-    start: int
-    kernel: str
-    coverage: Coverage | None
-
-    def program_ids(self, index: int) -> tuple[int, int, int]:
-        """Program ids (x, y, z) of the `index`-th program in flight."""
 
 
 @dataclass(slots=True)
@@ -192,15 +177,15 @@ class Memory:
         parts = (offset.shape, value.shape) + (() if active is None else (active.shape,))
         shape = np.broadcast_shapes(*parts)
         lanes = None if active is None else np.flatnonzero(np.broadcast_to(active, shape))
-        at, kept = _chosen_of(offset, lanes, shape), _chosen_of(value, lanes, shape)
+        at, kept = elements_at(offset, lanes, shape), elements_at(value, lanes, shape)
         if not in_bounds(at, highest):
             inside = self._inside(op, "write", programs, allocation, offset, active, size)
             lanes = np.flatnonzero(np.broadcast_to(inside, shape))
-            at, kept = _chosen_of(offset, lanes, shape), _chosen_of(value, lanes, shape)
+            at, kept = elements_at(offset, lanes, shape), elements_at(value, lanes, shape)
         index = index_of(at, size)
         if self.access is not None and len(at):
             self.access.marks(allocation).note("write", at, size, index)
-            chosen = _chosen(op, programs, at, index, lanes, shape)
+            chosen = chosen_by(op, programs, at, index, lanes, shape)
             self.access.races.wrote(chosen, allocation, kept, atomic=ordered)
         scatter(allocation, at, kept, index)
 
@@ -231,8 +216,8 @@ class Memory:
         if self.access.races.with_readers and not ordered:
             shape = (programs.num_programs, *op.operand_types[0].shape)
             lanes = None if inside is None else np.flatnonzero(np.broadcast_to(inside, shape))
-            at = _chosen_of(offset, lanes, shape)
-            chosen = _chosen(op, programs, at, index_of(at, size), lanes, shape)
+            at = elements_at(offset, lanes, shape)
+            chosen = chosen_by(op, programs, at, index_of(at, size), lanes, shape)
             self.access.races.read(chosen, allocation, size)
 
     def _inside(
@@ -287,49 +272,3 @@ class Memory:
             self.access.marks(allocation)
         number = allocation.number if allocation else UNRESOLVED
         self.access.add_stray((id(op), kind, number), record)
-
-
-def _chosen_of(part: Array, lanes: Array | None, shape: tuple[int, ...]) -> Array:
-    """The elements of `part`, broadcast to `shape`, at some lanes (None: all); 1-D."""
-    flat = (part if part.shape == shape else np.broadcast_to(part, shape)).reshape(-1)
-    return flat if lanes is None else flat[lanes]
-
-
-def _chosen(
-    op: Op,
-    programs: Programs,
-    at: Array,
-    index: Array | None,
-    lanes: Array | None,
-    shape: tuple[int, ...],
-) -> Chosen:
-    """An access whose lanes count over `shape`. Where its first axis is short, all programs make
-    the same access."""
-    return Chosen(
-        op,
-        programs.kernel,
-        at,
-        index,
-        lanes,
-        math.prod(shape[1:]),
-        programs.start,
-        programs.program_ids,
-        is_uniform=shape[0] < programs.num_programs,
-    )
-
-
-def note_mask(op: Op, programs: Programs, mask: Mask) -> None:
-    """Note, while somebody watches, which outcomes an access's lane mask has had."""
-    coverage = programs.coverage
-    if coverage is not None and mask is not None and not coverage.complete(op):
-        coverage.note_mask(op, mask, programs.mask)
-
-
-def active_lanes(programs: Programs, mask: Mask, rank: int) -> Array | None:
-    """Program mask and lane mask together, broadcastable to `[P, *shape]`; None if all are on."""
-    if mask is not None and mask.all():
-        mask = None
-    if programs.mask is None:
-        return mask
-    outer = programs.mask.reshape(-1, *[1] * rank)
-    return outer if mask is None else outer & mask

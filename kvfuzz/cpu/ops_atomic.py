@@ -6,10 +6,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.accesses import active_lanes, note_mask
 from kvfuzz.cpu.atomics import atomic_compute, compare_and_swap, read_modify_write
 from kvfuzz.cpu.ir import Op, Type
 from kvfuzz.cpu.machine import Machine, Step
-from kvfuzz.cpu.memory import active_lanes, note_mask
 from kvfuzz.cpu.values import Pointer
 
 Array = NDArray[Any]

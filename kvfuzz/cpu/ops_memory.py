@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.accesses import note_mask
 from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.ir import Op
 from kvfuzz.cpu.machine import Machine, Step
-from kvfuzz.cpu.memory import note_mask
 from kvfuzz.cpu.values import STORAGE, UNRESOLVED, Pointer
 
 Array = NDArray[Any]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.accesses import active_lanes
 from kvfuzz.cpu.errors import LaunchError
 from kvfuzz.cpu.ir import Op, Type
 from kvfuzz.cpu.machine import Machine, Step
-from kvfuzz.cpu.memory import active_lanes
 from kvfuzz.cpu.numerics import decode
 from kvfuzz.cpu.ops_integer import unsigned
 from kvfuzz.cpu.values import Pointer, raw

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvfuzz.cpu.access import NO_ORIGIN
-from kvfuzz.cpu.memory import active_lanes
+from kvfuzz.cpu.accesses import active_lanes
 from kvfuzz.cpu.values import Pointer, Traced, raw
 
 if TYPE_CHECKING:

@@ -50,7 +50,15 @@ def test_mutant_names_are_unique():
 
 def test_every_property_of_a_single_run_has_a_mutant():
     caught_by = {mutant.caught_by for mutant in mutants() if not mutant.survives}
-    assert caught_by == {"oracle", "complete", "frame", "immutable", "bounds"}
+    assert caught_by == {
+        "oracle",
+        "complete",
+        "frame",
+        "immutable",
+        "bounds",
+        "no_overflow",
+        "no_race",
+    }
 
 
 def test_a_patch_whose_line_is_gone_is_refused():
