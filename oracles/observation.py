@@ -34,10 +34,11 @@ class Stray:
 class Overflow:
     """A 32-bit integer that lost bits at `lost_where` and decided an access at `where`.
 
-    For an address `used` and `exact` are byte offsets in `buffer`; else they are truth values.
+    For an address `used` and `exact` are byte offsets in `buffer`, for the bound of a loop they are
+    the bounds, else truth values.
     """
 
-    reached: Literal["address", "mask", "branch"]
+    reached: Literal["address", "mask", "branch", "bound"]
     kernel: str
     where: str
     lost_where: str
@@ -83,8 +84,8 @@ class Run:
     races: tuple[Race, ...] = ()
     crossed: tuple[str, ...] = ()
     """Buffers of which some byte was both read and written."""
-    synchronises: str = ""
-    """The kernel that orders its programs by atomics, with the line; empty where none does."""
+    synchronising: tuple[str, ...] = ()
+    """The kernels that order their own programs, with the line; their races are not looked for."""
     outside: dict[str, int] = field(default_factory=dict)
     """By buffer: the first byte that was written although it is not held."""
     guards_broken: dict[str, int] = field(default_factory=dict)

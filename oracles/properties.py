@@ -7,10 +7,13 @@ property says so: not checked is never passed.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from kvfuzz.model.case import Case
 from kvfuzz.model.verdict import Hazard, Violation
 from kvfuzz.oracles.observation import Run
+
+Order = Literal["together", "forward", "backward"]
 
 BASE = "base"
 """The run of the case as it is."""
@@ -20,12 +23,15 @@ BASE = "base"
 class Variant:
     """A further run: of `case`, with reads outside an allocation returning `poison`.
 
-    `readers` asks the lane to relate reads and writes of different programs as well.
+    `readers` asks the lane to relate reads and writes of different programs as well. `order` says
+    how the programs of a launch follow each other: all together, op by op, or one after the other
+    from the first or from the last.
     """
 
     case: Case
     poison: int = 0xA5
     readers: bool = False
+    order: Order = "together"
 
 
 @dataclass(frozen=True, slots=True)

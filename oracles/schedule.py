@@ -5,9 +5,11 @@ programs of a launch run in any order, so a byte that both write differently, or
 the other changes, has no defined value.
 """
 
-from kvfuzz.model.verdict import Violation
+import torch
+
+from kvfuzz.model.verdict import Hazard, Violation
 from kvfuzz.oracles.observation import Overflow, Race, Run
-from kvfuzz.oracles.properties import BASE, NotChecked, Runs, Variant
+from kvfuzz.oracles.properties import BASE, NotChecked, Order, Runs, Variant
 from kvfuzz.oracles.stored_bytes import place_of
 
 READERS = "readers"
@@ -37,12 +39,15 @@ def no_overflow(runs: Runs) -> Violation | NotChecked | None:
 
 
 def _lost(each: Overflow) -> str:
-    start = (
-        f"{each.kernel} ({each.lost_where}), program {each.program}: a 32-bit integer loses bits"
-    )
+    start = f"{each.kernel} ({each.lost_where}), program {each.program}: an integer loses bits"
     if each.reached == "address":
         return (
             f"{start}, and the access at {each.where} goes to byte {each.used} of {each.buffer} "
+            f"where 64-bit arithmetic gives {each.exact}"
+        )
+    if each.reached == "bound":
+        return (
+            f"{start}, and the loop at {each.where} has the bound {each.used} "
             f"where 64-bit arithmetic gives {each.exact}"
         )
     guarded = "mask of the access" if each.reached == "mask" else "branch"
@@ -53,22 +58,50 @@ def _lost(each: Overflow) -> str:
 
 
 def race_variants(base: Run) -> dict[str, Variant]:
-    """The case with readers noted, where a launch may have read what it wrote."""
-    return {READERS: Variant(base.case, readers=True)} if base.crossed else {}
+    """Where a launch may have read what it wrote: the case with readers noted, and with the
+    programs one after the other from either end."""
+    if not base.crossed:
+        return {}
+    orders: tuple[Order, ...] = ("forward", "backward")
+    noted = {READERS: Variant(base.case, readers=True)}
+    return noted | {order: Variant(base.case, order=order) for order in orders}
+
+
+def _depends_on_order(runs: Runs) -> bool:
+    others = [runs[name] for name in ("forward", "backward") if name in runs]
+    base = runs[BASE]
+    return any(
+        other.error != base.error
+        or any(not torch.equal(other.after[name], base.after[name]) for name in base.after)
+        for other in others
+    )
 
 
 def no_race(runs: Runs) -> Violation | NotChecked | None:
-    """No byte is written differently, or read and changed, by two programs of one launch."""
+    """No byte is written differently by two programs of one launch, and none that one reads is
+    changed by another with an effect on any result."""
     run = runs[BASE]
     if unseen := _unseen(run):
         return unseen
-    if run.synchronises:
-        return NotChecked(f"{run.synchronises} orders its programs by atomics")
-    races = run.races or (runs[READERS].races if READERS in runs else ())
-    if not races:
-        return None
-    first = races[0]
-    return Violation(_met(first), place_of(run.case, first.buffer, first.offset))
+    races = run.races
+    if not races and READERS in runs and _depends_on_order(runs):
+        races = runs[READERS].races
+    if races:
+        return Violation(_met(races[0]), place_of(run.case, races[0].buffer, races[0].offset))
+    if run.synchronising:
+        return NotChecked(f"{run.synchronising[0]} orders its own programs")
+    return None
+
+
+def harmless_races(runs: Runs) -> list[Hazard]:
+    """Reads of bytes that another program changes, which no order of the programs shows."""
+    if READERS not in runs or _depends_on_order(runs):
+        return []
+    return [
+        Hazard("read_race", f"{race.kernel} ({race.where}) in {race.buffer}")
+        for race in runs[READERS].races
+        if race.kind == "read/write"
+    ]
 
 
 def _met(race: Race) -> str:

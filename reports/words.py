@@ -81,4 +81,5 @@ ENDED_BY: dict[str, str] = {
 HAZARDS: dict[str, str] = {
     "rewrite": "bytes outside the target's own were rewritten with the values they had",
     "stray_read": "reads outside an allocation",
+    "read_race": "reads of bytes that another program of the launch changes",
 }

@@ -13,7 +13,7 @@ from kvfuzz.cpu.space import AddressSpace, Allocation
 
 Array = NDArray[Any]
 Kind = Literal["read", "write"]
-Reached = Literal["address", "mask", "branch"]
+Reached = Literal["address", "mask", "branch", "bound"]
 
 ORIGIN_SHIFT = 48  # an origin is one int64: allocation number, then byte offset
 NO_ORIGIN = -1
@@ -42,11 +42,12 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """A 32-bit integer that lost bits and decided an access; the first element, and how many.
+    """A narrow integer that lost bits and decided an access; the first element, and how many.
 
-    `line` is where it reached an address, a mask or a branch, `lost_line` where it lost its bits.
-    For an address, `offset` is the byte offset in `allocation` that was used and `exact` the one
-    that 64-bit arithmetic gives; for a mask or a branch they are the two truth values.
+    `line` is where it reached an address, a mask, a branch or the bound of a loop, `lost_line`
+    where it lost its bits. For an address, `offset` is the byte offset in `allocation` that was
+    used and `exact` the one that 64-bit arithmetic gives; for a bound they are the two bounds, for
+    a mask or a branch the two truth values.
     """
 
     reached: Reached
@@ -134,8 +135,9 @@ class Access:
         self.trace_origins = trace_origins
         self.races = Races(readers)
         self.launches: list[Launch] = []
-        self.synchronises: str = ""
-        """Where a kernel uses what an atomic access returned, so that its order is its own."""
+        self.synchronising: list[str] = []
+        """`kernel (file:line)` of the kernels that use what an atomic access returned, or wait for
+        memory: their order is their own, and their races are not looked for."""
         self._space = space
         self._strays: dict[tuple[int, Kind, int], Stray] = {}
         self._overflows: dict[tuple[int, Reached], Overflow] = {}
@@ -160,7 +162,8 @@ class Access:
     @property
     def crossed(self) -> list[str]:
         """Allocations of which some byte was both read and written, in any launches."""
-        return [marks.allocation.name for marks in self._marks.values() if _crossed(marks)]
+        crossed = (each.allocation.name for each in self._marks.values() if _crossed(each))
+        return list(dict.fromkeys(crossed))
 
     @property
     def names(self) -> list[str]:
@@ -194,6 +197,7 @@ class Access:
         origin = self._named(name).origin
         if origin is None:
             raise LaneError("origins were not traced; use lane.observe(trace_origins=True)")
+        origin = origin - int(self._named(name).allocation.is_large)
         known = origin != NO_ORIGIN
         offsets = np.where(known, origin & ((1 << ORIGIN_SHIFT) - 1), -1)
         return np.where(known, origin >> ORIGIN_SHIFT, -1).astype(np.int32), offsets
@@ -213,10 +217,15 @@ class Access:
         """The name of an allocation by its number in `origin`."""
         return next(name for name, each in self._by_name.items() if each == number)
 
-    def begin_launch(self, launch: Launch) -> None:
-        """Note a launch; what its programs do is ordered after all before."""
+    def begin_launch(self, launch: Launch, synchronises: str = "") -> None:
+        """Note a launch; what its programs do is ordered after all before.
+
+        `synchronises` says where its programs order themselves, if they do.
+        """
         self.launches.append(launch)
-        self.races.begin_launch()
+        self.races.begin_launch(is_silent=bool(synchronises))
+        if synchronises and synchronises not in self.synchronising:
+            self.synchronising.append(synchronises)
 
     def marks(self, allocation: Allocation) -> Marks:
         """The byte sets of `allocation`, made on first use."""
@@ -255,10 +264,10 @@ class Access:
         self._overflows[key] = overflow
 
     def _named(self, name: str) -> Marks:
-        number = self._by_name.get(name)
-        if number is not None:
-            return self._marks[number]
         allocation = self._space.named(name)
+        number = self._by_name.get(name) if allocation is None else allocation.number
+        if number in self._marks:
+            return self._marks[number]
         if allocation is None:
             raise LaneError(f"name={name!r} was not allocated; known: {', '.join(self._by_name)}")
         return self.marks(allocation)

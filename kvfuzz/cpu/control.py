@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvfuzz.cpu.errors import LaunchError
 from kvfuzz.cpu.ir import ACCESSES, NOWHERE, Block, Op, nested
 from kvfuzz.cpu.machine import Code, Machine, Routine, Step
-from kvfuzz.cpu.overflow import decide
+from kvfuzz.cpu.overflow import decide, doubted
 from kvfuzz.cpu.values import STORAGE, Mask, merge
 
 Array = NDArray[Any]
@@ -150,7 +150,7 @@ def bind_if(op: Op, bind: BindBlock) -> Step:
             return _results(update(mask, values, done[1][1]))
         return _results(values)
 
-    return step
+    return step if guards else _doubting(step)
 
 
 def bind_for(op: Op, bind: BindBlock) -> Step:
@@ -162,7 +162,10 @@ def bind_for(op: Op, bind: BindBlock) -> Step:
     wide = np.uint64 if is_unsigned else np.int64
 
     def step(machine: Machine, *operands: Any) -> Any:
-        low, high, stride = (decide(machine, op, each, guards=guards) for each in operands[:3])
+        low, high, stride = (
+            decide(machine, op, each, guards=guards, is_unsigned=is_unsigned)
+            for each in operands[:3]
+        )
         carried = operands[3:]
         if is_unsigned:
             low, high, stride = (part.view(f"u{dtype.itemsize}") for part in (low, high, stride))
@@ -193,7 +196,7 @@ def bind_for(op: Op, bind: BindBlock) -> Step:
         machine.mask = outer
         return _results(values)
 
-    return step
+    return step if guards else _doubting(step)
 
 
 def bind_while(op: Op, bind: BindBlock) -> Step:
@@ -223,7 +226,19 @@ def bind_while(op: Op, bind: BindBlock) -> Step:
             machine.coverage.note_trips(op, trips, outer)
         return _results(results or ())
 
-    return step
+    return step if guards else _doubting(step)
+
+
+def _doubting(step: Step) -> Step:
+    """A branch or loop without accesses, whose results are in doubt if its conditions were."""
+
+    def doubting(machine: Machine, *operands: Any) -> Any:
+        outer, machine.doubt = machine.doubt, None
+        results = doubted(machine, step(machine, *operands))
+        machine.doubt = outer
+        return results
+
+    return doubting
 
 
 def bind_call(routine: Routine) -> Step:

@@ -65,13 +65,14 @@ def decode_module(module: Module) -> Program:
     """Bind a whole kernel. Raises `UnsupportedOp` before anything could run."""
     decoder = _Decoder(module)
     entry = decoder.routine(module.entry)
+    serial = waits(module)
     return Program(
         module.entry,
         entry,
         decoder.largest,
         tuple(decoder.codes),
-        serial=waits(module),
-        synchronises=_synchronises(module),
+        serial=serial,
+        synchronises=_synchronises(module) or (f"{module.entry} (its loops)" if serial else ""),
     )
 
 

@@ -17,6 +17,10 @@ class UnsupportedOp(NotCheckedError):  # noqa: N818 (reads as a noun in reports)
         self.line = line
 
 
+class OutOfAddressesError(NotCheckedError):
+    """A large piece of memory cannot even be reserved: the machine bounds its address space."""
+
+
 class LaunchError(RuntimeError):
     """A launch was stopped: out of fuel, a failed device assertion, or arguments of no use here.
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from kvfuzz.cpu.control import run_routine
 from kvfuzz.cpu.errors import LaunchError, UnsupportedOp
 from kvfuzz.cpu.machine import Machine, Program
 from kvfuzz.cpu.memory import Memory
+
+Order = Literal["together", "forward", "backward"]
 
 
 def run_grid(
@@ -20,19 +22,24 @@ def run_grid(
     *,
     fuel: int,
     chunk_bytes: int,
+    order: Order = "together",
 ) -> None:
     """Run all programs of `grid` (x fastest). `arguments` are values of shape `[1]`.
 
     A chunk is as many programs as keep the largest value near `chunk_bytes` bytes, or one program
     if the programs wait for each other. `fuel` is the number of loop iterations that the launch
     may take, or that each of those may. Raises `LaunchError`, and `UnsupportedOp` for a program
-    that waits for a later one.
+    that waits for a later one. `order` runs the programs one after the other, from the first
+    (`forward`) or from the last (`backward`), except where they wait for each other.
     """
     total = grid[0] * grid[1] * grid[2]
-    chunk = 1 if program.serial else max(1, chunk_bytes // (8 * program.largest))
+    chunk = max(1, chunk_bytes // (8 * program.largest))
+    if program.serial or order != "together":
+        chunk = 1
+    starts = range(0, total, chunk)
     left = fuel
     with np.errstate(all="ignore"):
-        for start in range(0, total, chunk):
+        for start in reversed(starts) if order == "backward" and not program.serial else starts:
             machine = Machine(program, memory, grid, start, min(chunk, total - start), left)
             try:
                 run_routine(machine, program.entry, arguments)

@@ -17,7 +17,7 @@ from kvfuzz.cpu.compiler import CpuBackend
 from kvfuzz.cpu.coverage import OUTCOMES, Site
 from kvfuzz.cpu.driver import CpuDriver
 from kvfuzz.cpu.errors import LaneError, LaunchError, UnsupportedOp
-from kvfuzz.cpu.evaluate import run_grid
+from kvfuzz.cpu.evaluate import Order, run_grid
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.memory import Memory
 from kvfuzz.cpu.numerics import encode
@@ -49,7 +49,7 @@ class CpuLane:
     `poison` is the byte (0..255) that stray reads and masked-off lanes without `other` hold. `fuel`
     is how many loop iterations a launch may take. `chunk_bytes` bounds the largest value of a
     chunk of programs, in bytes; the default stays in a core's cache. All three may be set at any
-    time.
+    time, and so may `order`: how the programs of a launch follow each other (see `run_grid`).
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class CpuLane:
         self.poison = poison
         self.fuel = fuel
         self.chunk_bytes = chunk_bytes
+        self.order: Order = "together"
         self._space = AddressSpace()
         self._access: Access | None = None
         self._guests: list[Allocation] = []
@@ -108,6 +109,13 @@ class CpuLane:
         memory = aligned_zeros(nbytes)
         self._space.add(name, memory)
         return torch.from_numpy(memory)
+
+    def memory_of(self, name: str) -> Array:
+        """The bytes of the allocation `name`; uint8 `[nbytes]`. Raises `LaneError`."""
+        allocation = self._space.named(name)
+        if allocation is None:
+            raise LaneError(f"name={name!r} is not allocated")
+        return allocation.bytes
 
     def release_all(self) -> None:
         """Forget all allocations. Their tensors stay valid for torch."""
@@ -157,11 +165,19 @@ class CpuLane:
         values = [self._argument(*argument) for argument in arguments]
         if self._access is not None:
             self._watched.setdefault(program, 0)
-            self._access.synchronises = self._access.synchronises or program.synchronises
-            self._access.begin_launch(Launch(program.name, grid, constexprs, options))
+            launch = Launch(program.name, grid, constexprs, options)
+            self._access.begin_launch(launch, program.synchronises)
         memory = Memory(self._space, self.poison, self._access)
         try:
-            run_grid(program, values, grid, memory, fuel=self.fuel, chunk_bytes=self.chunk_bytes)
+            run_grid(
+                program,
+                values,
+                grid,
+                memory,
+                fuel=self.fuel,
+                chunk_bytes=self.chunk_bytes,
+                order=self.order,
+            )
         finally:
             if self._access is None:
                 self._dismiss_guests()

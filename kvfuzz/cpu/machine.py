@@ -4,6 +4,7 @@
 was looked up when the kernel was decoded.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvfuzz.cpu.coverage import Coverage
 from kvfuzz.cpu.errors import LaunchError
-from kvfuzz.cpu.ir import Op
+from kvfuzz.cpu.ir import Location, Op
 from kvfuzz.cpu.memory import Memory
 from kvfuzz.cpu.trace import follow_origins
 
@@ -117,6 +118,8 @@ class Machine:
         access = memory.access
         self.coverage = None if access is None else program.coverage
         """What was exercised, where somebody watches."""
+        self.doubt: tuple[Array, Location] | None = None
+        """Programs for which a condition of the region in flight had lost bits, and where."""
         self.following: Following | None = None
         """How ops are run while something travels with the values."""
         if access is not None and access.trace_origins:
@@ -134,7 +137,11 @@ class Machine:
             return np.zeros(1, np.int32)
         number = np.arange(self.start, self.start + self.num_programs)
         below = (1, self.grid[0], self.grid[0] * self.grid[1])[axis]
-        return (number // below % self.grid[axis]).astype(np.int32)
+        if below > 1:
+            number //= below
+        if math.prod(self.grid[axis + 1 :]) > 1:
+            number %= self.grid[axis]
+        return number.astype(np.int32)
 
     def burn(self, op: Op) -> None:
         """Spend fuel on one loop iteration. Raises `LaunchError` when there is none left."""

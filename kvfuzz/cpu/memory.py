@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfuzz.cpu.access import ORIGIN_SHIFT, Access, Kind, Stray
+from kvfuzz.cpu.accesses import Chosen
 from kvfuzz.cpu.coverage import Coverage
 from kvfuzz.cpu.elements import gather, in_bounds, index_of, scatter
 from kvfuzz.cpu.ir import Op
-from kvfuzz.cpu.races import Chosen
 from kvfuzz.cpu.space import AddressSpace, Allocation
 from kvfuzz.cpu.values import STORAGE, UNRESOLVED, Mask, Pointer
 
@@ -160,11 +160,13 @@ class Memory:
         ordered: bool,
     ) -> Array:
         size = dtype.itemsize
-        if active is None and in_bounds(offset, allocation.nbytes - size):
-            index = index_of(offset, size)
+        safe = offset if active is None else np.where(active, offset, 0)
+        if in_bounds(safe, allocation.nbytes - size):
+            index = index_of(safe, size)
             if self.access is not None:
-                self._note_read(op, programs, allocation, offset, index, None, size, ordered)
-            return gather(allocation, offset, dtype, index)
+                self._note_read(op, programs, allocation, safe, index, active, size, ordered)
+            wanted = gather(allocation, safe, dtype, index)
+            return wanted if active is None else np.where(active, wanted, fill)
         inside = self._inside(op, "read", programs, allocation, offset, active, size)
         poison = self.poison_value(op.type.element)
         wanted = np.broadcast_to(poison, inside.shape)
@@ -186,25 +188,20 @@ class Memory:
         active: Array | None,
         ordered: bool,
     ) -> None:
-        size = value.dtype.itemsize
-        lanes = None
-        if active is None and in_bounds(offset, allocation.nbytes - size):
-            shape = np.broadcast_shapes(offset.shape, value.shape)
-            at = offset if offset.shape == shape else np.broadcast_to(offset, shape)
-            kept = value if value.shape == shape else np.broadcast_to(value, shape)
-            at, kept = at.ravel(), kept.ravel()
-        else:
+        size, highest = value.dtype.itemsize, allocation.nbytes - value.dtype.itemsize
+        parts = (offset.shape, value.shape) + (() if active is None else (active.shape,))
+        shape = np.broadcast_shapes(*parts)
+        lanes = None if active is None else np.flatnonzero(np.broadcast_to(active, shape))
+        at, kept = _chosen_of(offset, lanes, shape), _chosen_of(value, lanes, shape)
+        if not in_bounds(at, highest):
             inside = self._inside(op, "write", programs, allocation, offset, active, size)
-            shape = np.broadcast_shapes(inside.shape, value.shape)
             lanes = np.flatnonzero(np.broadcast_to(inside, shape))
-            at = np.broadcast_to(offset, shape).reshape(-1)[lanes]
-            kept = np.broadcast_to(value, shape).reshape(-1)[lanes]
+            at, kept = _chosen_of(offset, lanes, shape), _chosen_of(value, lanes, shape)
         index = index_of(at, size)
         if self.access is not None and len(at):
             self.access.marks(allocation).note("write", at, size, index)
-            if not ordered:
-                chosen = _chosen(op, programs, at, index, lanes, shape)
-                self.access.races.wrote(chosen, allocation, kept)
+            chosen = _chosen(op, programs, at, index, lanes, shape)
+            self.access.races.wrote(chosen, allocation, kept, atomic=ordered)
         scatter(allocation, at, kept, index)
 
     def _note_read(
@@ -218,16 +215,23 @@ class Memory:
         size: int,
         ordered: bool,
     ) -> None:
+        """Note a load from the elements in `inside` (None: all); the other offsets are 0."""
         if self.access is None:
             return
-        at = offset if inside is None else offset[inside]
-        of = index if inside is None or index is None else index[inside]
+        if inside is None:
+            at, of = offset, index
+        else:
+            shape = np.broadcast_shapes(offset.shape, inside.shape)
+            here = np.broadcast_to(inside, shape)
+            at = np.broadcast_to(offset, shape)[here]
+            of = None if index is None else np.broadcast_to(index, shape)[here]
+        if not at.size:
+            return
         self.access.marks(allocation).note("read", at, size, of)
-        if self.access.races.readers and at.size and not ordered:
+        if self.access.races.with_readers and not ordered:
             shape = (programs.num_programs, *op.operand_types[0].shape)
             lanes = None if inside is None else np.flatnonzero(np.broadcast_to(inside, shape))
-            at = np.broadcast_to(offset, shape).reshape(-1)
-            at = at if lanes is None else at[lanes]
+            at = _chosen_of(offset, lanes, shape)
             chosen = _chosen(op, programs, at, index_of(at, size), lanes, shape)
             self.access.races.read(chosen, allocation, size)
 
@@ -285,6 +289,12 @@ class Memory:
         self.access.add_stray((id(op), kind, number), record)
 
 
+def _chosen_of(part: Array, lanes: Array | None, shape: tuple[int, ...]) -> Array:
+    """The elements of `part`, broadcast to `shape`, at some lanes (None: all); 1-D."""
+    flat = (part if part.shape == shape else np.broadcast_to(part, shape)).reshape(-1)
+    return flat if lanes is None else flat[lanes]
+
+
 def _chosen(
     op: Op,
     programs: Programs,
@@ -294,9 +304,18 @@ def _chosen(
     shape: tuple[int, ...],
 ) -> Chosen:
     """An access whose lanes count over `shape`. Where its first axis is short, all programs make
-    the same access, and the first one stands for them."""
-    ids, start = programs.program_ids, programs.start
-    return Chosen(op, programs.kernel, at, index, lanes, math.prod(shape[1:]), start, ids)
+    the same access."""
+    return Chosen(
+        op,
+        programs.kernel,
+        at,
+        index,
+        lanes,
+        math.prod(shape[1:]),
+        programs.start,
+        programs.program_ids,
+        is_uniform=shape[0] < programs.num_programs,
+    )
 
 
 def note_mask(op: Op, programs: Programs, mask: Mask) -> None:

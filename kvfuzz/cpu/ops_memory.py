@@ -1,5 +1,6 @@
 """Pointers, loads and stores."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,15 @@ def _add_pointer(op: Op) -> Step:
     size = op.type.nbytes
 
     def step(_: Machine, pointer: Pointer, elements: Array) -> Pointer:
-        delta = elements.astype(np.int64)
-        return Pointer(pointer.allocation, pointer.offset + (delta if size == 1 else delta * size))
+        moved = elements.astype(np.int64)
+        if size > 1:
+            moved *= size
+        start = pointer.offset
+        if start.ndim == moved.ndim and all(map(operator.le, start.shape, moved.shape)):
+            moved += start
+        else:
+            moved = start + moved
+        return Pointer(pointer.allocation, moved)
 
     return step
 

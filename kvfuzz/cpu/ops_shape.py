@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvfuzz.cpu.ir import FLOAT_BITS, Op
 from kvfuzz.cpu.machine import Machine, Step
 from kvfuzz.cpu.numerics import encode
-from kvfuzz.cpu.values import STORAGE, combine, restructure, widen
+from kvfuzz.cpu.values import STORAGE, combine, raw, restructure, widen
 
 Array = NDArray[Any]
 Binder = Callable[[Op], Step]
@@ -143,7 +143,8 @@ def _gather(op: Op) -> Step:
     axis = int(str(op.attributes["axis"])) + 1
     source, wanted = (type_.shape for type_ in op.operand_types)
 
-    def step(_: Machine, value: Any, indices: Array) -> Any:
+    def step(_: Machine, value: Any, indices: Any) -> Any:
+        indices = raw(indices)
         programs = max(len(indices), 1)
 
         def change(part: Array) -> Array:

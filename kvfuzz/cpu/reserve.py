@@ -4,11 +4,14 @@ A large piece costs address space until a byte of it is touched, and then one pa
 cache of 64 GiB in which a kernel touches forty pages is forty pages.
 """
 
+import ctypes
 import mmap
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvfuzz.cpu.errors import OutOfAddressesError
 
 Array = NDArray[Any]
 
@@ -18,16 +21,17 @@ LARGE = 1 << 26
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named by Python 3.13, Linux's value
 _ALIGNMENT = 256
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def zeros(count: int, dtype: Any = np.uint8) -> Array:
-    """`count` zeros. Raises MemoryError."""
+    """`count` zeros. Raises `OutOfAddressesError`."""
     nbytes = count * np.dtype(dtype).itemsize
     return np.zeros(count, dtype) if nbytes < LARGE else _reserved(nbytes).view(dtype)
 
 
 def aligned_zeros(nbytes: int) -> Array:
-    """uint8 `[nbytes]`, zeroed, the first at a multiple of 256 bytes. Raises MemoryError."""
+    """uint8 `[nbytes]`, zeroed, at a multiple of 256 bytes. Raises `OutOfAddressesError`."""
     if nbytes >= LARGE:
         return _reserved(nbytes)
     backing = np.zeros(nbytes + _ALIGNMENT, np.uint8)
@@ -40,13 +44,42 @@ def _reserved(nbytes: int) -> Array:
     try:
         memory = mmap.mmap(-1, nbytes, flags=flags)
     except OSError as error:
-        raise MemoryError(
+        raise OutOfAddressesError(
             f"{nbytes:,} bytes of address space cannot be reserved ({error}); "
             "see ulimit -v and vm.overcommit_memory"
         ) from error
     # Without this one touched byte would cost 2 MiB.
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.uint8)
+
+
+def resident_pages(memory: Array) -> Array:
+    """The numbers of the pages of a large piece that have been touched, ascending; int64.
+
+    Asks the kernel (mincore(2)), so that writes of any code count. Reading touches a page as well.
+    """
+    count = -(-len(memory) >> PAGE_SHIFT)
+    states = np.zeros(count, np.uint8)
+    failed = _libc.mincore(
+        ctypes.c_void_p(memory.ctypes.data),
+        ctypes.c_size_t(len(memory)),
+        states.ctypes.data_as(ctypes.c_void_p),
+    )
+    if failed:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return np.flatnonzero(states & 1)
+
+
+def nonzero_in(memory: Array, pages: Array) -> Array:
+    """Offsets of the nonzero bytes of `memory` on the given pages (ascending), ascending; int64."""
+    ends = np.flatnonzero(np.diff(pages, append=-1) != 1)
+    found, first = [np.zeros(0, np.int64)], 0
+    for last in ends:
+        start, stop = int(pages[first]) << PAGE_SHIFT, int(pages[last]) + 1 << PAGE_SHIFT
+        for at in range(start, stop, LARGE):
+            found.append(np.flatnonzero(memory[at : min(at + LARGE, stop)]) + at)
+        first = int(last) + 1
+    return np.concatenate(found)
 
 
 def pages_of(offsets: Array) -> set[int]:

@@ -61,12 +61,14 @@ class Traced:
 class Wrapped:
     """A value some of whose elements lost bits to their width (see `overflow`).
 
-    `exact` is what 64-bit arithmetic gives for every element: int64, bool for an i1; of a pointer
-    it is the byte offset. `place` is where the bits were lost first.
+    `exact` is what 64-bit arithmetic gives for every element, all operands read with their signs:
+    int64, bool for an i1; of a pointer it is the byte offset. `unsigned` is the same with narrower
+    operands read without signs. `place` is where the bits were lost first.
     """
 
     value: Any
     exact: Array
+    unsigned: Array
     place: Location
 
 
@@ -85,6 +87,16 @@ def exactly(value: Any) -> Array:
     return exact
 
 
+def unsigned_exactly(value: Any) -> Array:
+    """The same, where the integer's bits are read without a sign."""
+    if isinstance(value, Wrapped):
+        return value.unsigned
+    if isinstance(value, Pointer) or value.dtype in (np.bool_, np.int64):
+        return exactly(value)
+    exact: Array = value.view(f"u{value.dtype.itemsize}").astype(np.int64)
+    return exact
+
+
 def restructure(value: Any, change: Callable[[Array], Array]) -> Any:
     """Apply a change of shape to an array, or to every array inside any other value."""
     if isinstance(value, Pointer):
@@ -94,7 +106,8 @@ def restructure(value: Any, change: Callable[[Array], Array]) -> Any:
     if isinstance(value, Traced):
         return Traced(restructure(value.value, change), change(value.origin), value.exact)
     if isinstance(value, Wrapped):
-        return Wrapped(restructure(value.value, change), change(value.exact), value.place)
+        inner = restructure(value.value, change)
+        return Wrapped(inner, change(value.exact), change(value.unsigned), value.place)
     return change(value)
 
 
@@ -106,8 +119,9 @@ def combine(values: Sequence[Any], join: Callable[[list[Array]], Array]) -> Any:
         return Traced(combine([raw(value) for value in values], join), origins, exact)
     wrapped = next((value for value in values if isinstance(value, Wrapped)), None)
     if wrapped is not None:
-        exacts = join([exactly(value) for value in values])
-        return Wrapped(combine([raw(value) for value in values], join), exacts, wrapped.place)
+        inner = combine([raw(value) for value in values], join)
+        exacts, unsigned = (join([read(v) for v in values]) for read in (exactly, unsigned_exactly))
+        return Wrapped(inner, exacts, unsigned, wrapped.place)
     if isinstance(values[0], Pointer):
         offset = join([value.offset for value in values])
         first = values[0].allocation
@@ -137,8 +151,9 @@ def choose(condition: Array, a: Any, b: Any) -> Any:
         return Traced(choose(condition, raw(a), raw(b)), origin, exact)
     if isinstance(a, Wrapped) or isinstance(b, Wrapped):
         exacts = np.where(condition, exactly(a), exactly(b))
+        unsigned = np.where(condition, unsigned_exactly(a), unsigned_exactly(b))
         place = a.place if isinstance(a, Wrapped) else b.place
-        return Wrapped(choose(condition, raw(a), raw(b)), exacts, place)
+        return Wrapped(choose(condition, raw(a), raw(b)), exacts, unsigned, place)
     if isinstance(a, Pointer):
         offset = np.where(condition, a.offset, b.offset)
         if isinstance(a.allocation, int) and a.allocation == b.allocation:

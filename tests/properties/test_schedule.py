@@ -46,7 +46,7 @@ def test_a_32_bit_address_is_named_as_the_cause(judge, far_case, mutant, op):
     verdict = judge(f"mutant:{mutant}").verdict(far_case(op))
     assert _failed(verdict)[0] == "no_overflow"
     message = verdict.failed[0].violation.message
-    assert "a 32-bit integer loses bits" in message
+    assert "an integer loses bits" in message
     assert "64-bit arithmetic gives" in message
 
 
@@ -94,3 +94,65 @@ def test_a_wrap_that_reaches_no_address_is_no_overflow(judge, edited, gather_sce
     load = "k = tl.load(key_cache_ptr + k_at, mask=inside)"
     target = edited(GATHER, "gather_cache", (load, unused + load))
     assert _failed(judge(target).verdict(lower(gather_scene))) == []
+
+
+NEIGHBOUR = "key_cache_ptr + k_at + (0 if SHUFFLE else k_head_stride)"
+OTHERS = f"tl.load({NEIGHBOUR}, mask=inside & (head + 1 < tl.num_programs(1)), volatile=True)"
+
+
+def test_reading_what_another_program_writes_is_a_hazard_while_nobody_can_tell(
+    judge, edited, write_scene
+):
+    target = edited(WRITE, "reshape_and_cache", (STORE_K, OTHERS + "\n    " + STORE_K))
+    verdict = judge(target).verdict(lower(write_scene))
+    assert _failed(verdict) == []
+    assert "read_race" in {hazard.kind for hazard in verdict.hazards}
+
+
+def test_reading_what_another_program_writes_is_a_finding_once_it_decides_a_byte(
+    judge, edited, write_scene
+):
+    stored = STORE_K.replace("k.to(", "tl.where(head == 0, others, k).to(")
+    wrong = f"others = {OTHERS}.to(k.dtype)\n    {stored}"
+    verdict = judge(edited(WRITE, "reshape_and_cache", (STORE_K, wrong))).verdict(
+        lower(write_scene)
+    )
+    assert _failed(verdict)[0] == "no_race"
+    assert "changes while the other reads it" in verdict.failed[0].violation.message
+
+
+LAUNCH = "    reshape_and_cache_kernel[(num_rows, num_kv_heads)]("
+
+
+def test_torch_code_that_writes_far_from_the_batch_is_seen_too(judge, edited, far_case):
+    far = "    key_cache[key_cache.shape[0] // 2, 1, 1, 3] = 1.0\n" + LAUNCH
+    target = edited(WRITE, "reshape_and_cache", (LAUNCH, far))
+    verdict = judge(target).verdict(far_case("reshape_and_cache"))
+    assert "frame" in _failed(verdict)
+
+
+def test_torch_code_that_reads_the_whole_cache_changes_nothing(judge, edited, write_scene):
+    read = "    assert bool((key_cache == key_cache).any())\n" + LAUNCH
+    target = edited(WRITE, "reshape_and_cache", (LAUNCH, read))
+    assert _failed(judge(target).verdict(lower(write_scene))) == []
+
+
+@pytest.mark.parametrize("given", range(0, 24, 3))
+def test_memory_that_cannot_be_reserved_decides_nothing(judge, far_case, monkeypatch, given):
+    """After `given` large pieces there is no more address space, at whatever point that is."""
+    import kvfuzz.cpu.reserve as reserve
+    from kvfuzz.cpu import OutOfAddressesError
+
+    plenty, left = reserve._reserved, [given]
+
+    def reserved(nbytes):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OutOfAddressesError("no more address space")
+        return plenty(nbytes)
+
+    monkeypatch.setattr(reserve, "_reserved", reserved)
+    verdict = judge("builtin:reshape_and_cache").verdict(far_case("reshape_and_cache"))
+    assert {result.outcome for result in verdict.results} <= {"passed", "not_checked"}
+    if given == 0:
+        assert {result.outcome for result in verdict.results} == {"not_checked"}

@@ -8,15 +8,18 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kvfuzz.cpu import Access, CpuLane, UnsupportedOp
+from kvfuzz.cpu import Access, CpuLane, OutOfAddressesError, UnsupportedOp
+from kvfuzz.cpu.reserve import PAGE_SHIFT, nonzero_in, resident_pages
 from kvfuzz.engine.worker.lanes import GUARD_VALUE, Seen
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.model.coverage import Exercised, Site
 from kvfuzz.model.held import Held
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles.observation import Overflow, Race, Stray
+from kvfuzz.oracles.properties import Order
 
 
 class CheckedCpuLane:
@@ -39,7 +42,7 @@ class CheckedCpuLane:
         """
         try:
             buffer = self._lane.allocate(name, kept.nbytes)
-        except MemoryError as error:
+        except OutOfAddressesError as error:
             raise NotCheckedError(f"buffer {name}: {error}") from error
         for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
             buffer[start:stop] = data[first : first + stop - start]
@@ -51,15 +54,17 @@ class CheckedCpuLane:
         return torch.empty(0, dtype=torch.uint8)
 
     def written_outside(self, name: str) -> int | None:
-        """The first byte of a buffer that kernels wrote although it is not held."""
+        """The first byte of a buffer that is not held, and that a kernel wrote or torch changed."""
         kept = self._kept[name]
         if kept.is_whole or self._access is None:
             return None
+        memory = self._lane.memory_of(name)
+        pages = resident_pages(memory)
+        starts = pages << PAGE_SHIFT
+        changed = nonzero_in(memory, pages[_outside(kept, starts, 1 << PAGE_SHIFT)])
         written = self._access.bytes_of(name, "write")
-        starts, stops = (np.array(ends) for ends in zip(*kept.spans, strict=True))
-        number = np.searchsorted(starts, written, side="right") - 1
-        outside = written[(number < 0) | (written >= stops[number])]
-        return int(outside[0]) if len(outside) else None
+        found = [each[_outside(kept, each, 1)] for each in (changed, written)]
+        return min((int(each[0]) for each in found if len(each)), default=None)
 
     def observe(
         self,
@@ -67,10 +72,12 @@ class CheckedCpuLane:
         *,
         poison: int = GUARD_VALUE,
         readers: bool = False,
+        order: Order = "together",
         origins: bool = False,
     ) -> Seen:
         """Run `call` with every access recorded; bytes outside an allocation read as `poison`."""
         self._lane.poison = poison
+        self._lane.order = order
         error: BaseException | None = None
         with self._lane.observe(trace_origins=origins, readers=readers) as access:
             self._access = access
@@ -102,15 +109,18 @@ class CheckedCpuLane:
             overflows=_overflows(access),
             races=_races(access),
             crossed=tuple(access.crossed),
-            synchronises=access.synchronises,
+            synchronising=tuple(access.synchronising),
             exercised=self._exercised(),
             origin_of=self._origin_lookup(access) if origins else None,
             error=error,
-            unsupported=isinstance(error, UnsupportedOp),
+            unsupported=isinstance(error, UnsupportedOp | OutOfAddressesError),
         )
 
     def _written(self, access: Access, name: str) -> Tensor:
-        written, kept = torch.from_numpy(access.written(name)), self._kept[name]
+        kept = self._kept[name]
+        if name not in access.names:
+            return torch.zeros(kept.size, dtype=torch.bool)
+        written = torch.from_numpy(access.written(name))
         if kept.is_whole:
             return written
         return torch.cat([written[start:stop] for start, stop in kept.spans])
@@ -131,6 +141,14 @@ class CheckedCpuLane:
             return None if found is None else (names[found[0]], found[1])
 
         return lookup
+
+
+def _outside(kept: Held, at: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+    """Which stretches of `length` bytes, from ascending offsets on, are not wholly held."""
+    starts, stops = (np.array(ends) for ends in zip(*kept.spans, strict=True))
+    number = np.searchsorted(starts, at, side="right") - 1
+    outside: NDArray[np.bool_] = (number < 0) | (at + length > stops[number])
+    return outside
 
 
 def _strays(access: Access) -> tuple[Stray, ...]:
@@ -173,7 +191,7 @@ def _races(access: Access) -> tuple[Race, ...]:
             each.kernel,
             f"{each.file}:{each.line}",
             each.program,
-            f"{each.file}:{each.other_line}" if each.other_line else "",
+            f"{each.other_file}:{each.other_line}" if each.other_file else "",
             each.other_program,
             each.allocation,
             each.offset,

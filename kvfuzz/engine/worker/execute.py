@@ -13,6 +13,7 @@ from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.held import Held, held
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles.observation import Run
+from kvfuzz.oracles.properties import Order
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -45,6 +46,7 @@ def execute(
     filled_before: Mapping[str, Tensor] | None = None,
     poison: int = GUARD_VALUE,
     readers: bool = False,
+    order: Order = "together",
     origins: bool = False,
 ) -> tuple[Run, Seen]:
     """Run every step of `case`; `adapters` maps a step's `by` to who executes it.
@@ -69,7 +71,7 @@ def execute(
             for adapter, tensors, step in calls:
                 adapter.call(tensors, step.scalars)
 
-        seen = lane.observe(run_steps, poison=poison, readers=readers, origins=origins)
+        seen = lane.observe(run_steps, poison=poison, readers=readers, order=order, origins=origins)
         after = {name: image_of(buffer, held(case, name)) for name, buffer in buffers.items()}
         sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
         guards = {name: broken_guard(lane.guard(name), nbytes) for name, nbytes in sizes.items()}
@@ -89,7 +91,7 @@ def execute(
         overflows=seen.overflows,
         races=seen.races,
         crossed=seen.crossed,
-        synchronises=seen.synchronises,
+        synchronising=seen.synchronising,
         outside={name: at for name, at in outside.items() if at is not None},
         guards_broken=broken,
         error=error,

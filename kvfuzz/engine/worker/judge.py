@@ -53,8 +53,7 @@ class Judge:
                 hazards += each.hazards(runs)
         results = self._attributed(results)
         if explain and any(map(_traceable, results)):
-            _, traced = self._run(Variant(case), base=base, origins=True)
-            results = [_explained(result, case, traced) for result in results]
+            results = self._with_origins(results, case, base)
         return Verdict(
             tuple(results),
             digest=_digest(base),
@@ -62,6 +61,18 @@ class Judge:
             hazards=tuple(hazards),
             exercised=seen.exercised,
         )
+
+    def _with_origins(
+        self, results: list[PropertyResult], case: Case, base: Run
+    ) -> list[PropertyResult]:
+        """The results with whose byte was found, where a run with origins comes to its end."""
+        try:
+            traced, seen = self._run(Variant(case), base=base, origins=True)
+        except NotCheckedError:
+            return results
+        if traced.error != base.error or traced.unsupported:
+            return results
+        return [_explained(result, case, seen) for result in results]
 
     def _undecided(self, why: str) -> Verdict:
         reason = f"lane {self.lane.name}: {why}"
@@ -80,6 +91,7 @@ class Judge:
             filled_before=_unchanged_buffers(base, variant.case) if base else None,
             poison=variant.poison,
             readers=variant.readers,
+            order=variant.order,
             origins=origins,
         )
 
@@ -91,7 +103,12 @@ class Judge:
             return PropertyResult(each.name, "not_checked", reason)
         for name, variant in each.variants(base).items():
             if name not in runs:
-                runs[name], _ = self._run(variant, base=base)
+                try:
+                    runs[name], _ = self._run(variant, base=base)
+                except NotCheckedError as error:
+                    return PropertyResult(each.name, "not_checked", str(error))
+            if runs[name].unsupported and not base.unsupported:
+                return PropertyResult(each.name, "not_checked", runs[name].unsupported)
         found = each.judge(runs)
         if isinstance(found, NotChecked):
             return PropertyResult(each.name, "not_checked", found.reason)

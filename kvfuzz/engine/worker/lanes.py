@@ -18,6 +18,7 @@ from kvfuzz.model.held import Held
 from kvfuzz.model.target import LANES
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles.observation import Overflow, Race, Stray
+from kvfuzz.oracles.properties import Order
 
 GUARD_BYTES = 4096
 """Guard zone on each side of an allocation, where writes of unchecked code would land."""
@@ -38,7 +39,7 @@ class Seen:
     overflows: tuple[Overflow, ...] = ()
     races: tuple[Race, ...] = ()
     crossed: tuple[str, ...] = ()
-    synchronises: str = ""
+    synchronising: tuple[str, ...] = ()
     """As in `Run`."""
     exercised: tuple[Exercised, ...] = ()
     """Sites of the kernels' source that showed an outcome for the first time on this lane."""
@@ -75,12 +76,14 @@ class Lane(Protocol):
         *,
         poison: int = GUARD_VALUE,
         readers: bool = False,
+        order: Order = "together",
         origins: bool = False,
     ) -> Seen:
         """Run `call`; exceptions are returned.
 
         On a lane that records accesses, bytes outside an allocation read as `poison`, `readers`
-        relates reads and writes of different programs, and `origins` follows every byte.
+        relates reads and writes of different programs, `order` says how the programs of a launch
+        follow each other, and `origins` follows every byte.
         """
 
     def release(self) -> None:
@@ -159,6 +162,7 @@ class GpuLane:
         *,
         poison: int = GUARD_VALUE,
         readers: bool = False,
+        order: Order = "together",
         origins: bool = False,
     ) -> Seen:
         """Run `call` and wait for the device."""

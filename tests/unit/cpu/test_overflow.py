@@ -149,7 +149,7 @@ def test_the_same_wrap_is_found_once_its_mask_is_on(launch):
     [
         (mask_lets_it_through, "mask", (BIG, 4)),
         (branch_lets_it_through, "branch", (BIG, 4)),
-        (loop_bound, "branch", (BIG,)),
+        (loop_bound, "bound", (BIG,)),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -179,3 +179,164 @@ def test_without_an_observation_nothing_is_looked_for(lane, buffer, launch):
     out = buffer("result", torch.zeros(2, dtype=torch.int32))
     narrow_offset[(2,)](src, out, 8, BIG)
     assert out.tolist() == [0, 0]
+
+
+@triton.jit
+def multiplicative_hash(src, out, ids):
+    pid = tl.program_id(0)
+    code = tl.load(ids + pid).to(tl.uint32) * 2654435769
+    tl.store(out + pid, tl.load(src + (code >> 27)))
+
+
+@triton.jit
+def mixed_hash(src, out, ids, n):
+    pid = tl.program_id(0)
+    code = tl.load(ids + pid).to(tl.uint32) * 2654435769
+    code = code ^ (code >> 16)
+    tl.store(out + pid, tl.load(src + code % n.to(tl.uint32)))
+
+
+@triton.jit
+def random_index(src, out, n):
+    pid = tl.program_id(0)
+    number, _, _, _ = tl.randint4x(n, pid)
+    tl.store(out + pid, tl.load(src + (number & 63), mask=tl.randint(n, pid) % 3 == 0))
+
+
+@triton.jit
+def unsigned_position(src, out, big):
+    pid = tl.program_id(0)
+    at = (pid + big).to(tl.uint32) + big.to(tl.uint32)  # 2**31 and more: right without a sign
+    tl.store(out + pid, tl.load(src + (at.to(tl.int64) - 2147483648)))
+
+
+@triton.jit
+def signed_nibble(src, out):
+    pid = tl.program_id(0)
+    tl.store(out + pid, tl.load(src + 8 + (((pid + 13) << 28) >> 28)))
+
+
+@triton.jit
+def gathers_by_a_hash(src, out, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    code = (((lane + 1) * 0x3504F333) >> 30) & (BLOCK - 1)
+    tl.store(out + lane, tl.gather(tl.load(src + lane), code, 0))
+
+
+@triton.jit
+def unsigned_product(src, out, big):
+    pid = tl.program_id(0)
+    at = (pid * 4).to(tl.uint32) * big.to(tl.uint32)  # 2**32: lost with and without a sign
+    tl.store(out + pid, tl.load(src + at))
+
+
+@triton.jit
+def counts_to_a_lost_bound(src, out, big):
+    pid = tl.program_id(0)
+    end = pid * big * 4 + 3
+    at = 0
+    while at < end:
+        at += 1
+    tl.store(out + pid, tl.load(src + at))
+
+
+@triton.jit
+def branches_to_an_index(src, out, big, n):
+    pid = tl.program_id(0)
+    at = pid
+    if pid * big * 4 < n:
+        for _ in range(3):
+            at += pid
+    tl.store(out + pid, tl.load(src + at))
+
+
+@triton.jit
+def chooses_tensors(src, out, big, n, BLOCK: tl.constexpr):
+    pid, lane = tl.program_id(0), tl.arange(0, BLOCK)
+    at = lane + BLOCK
+    if pid * big * 4 < n:
+        at = lane
+    tl.store(out + pid * BLOCK + lane, tl.load(src + at))
+
+
+@triton.jit
+def chooses_an_allocation(src, out, big, n):
+    pid = tl.program_id(0)
+    tl.store(out + pid, tl.load(tl.where(pid * big * 4 < n, src + pid, out + pid)))
+
+
+@triton.jit
+def gathered_address(src, out, big, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    at = tl.gather(lane, lane * big * 4, 0)  # all are index 0, and should be far outside
+    tl.store(out + lane, tl.load(src + at))
+
+
+HARMLESS = [
+    (multiplicative_hash, (), {}),
+    (mixed_hash, (61,), {}),
+    (random_index, (7,), {}),
+    (unsigned_position, (BIG,), {}),
+    (signed_nibble, (), {}),
+    (gathers_by_a_hash, (), {"BLOCK": 16}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "constants"), HARMLESS, ids=[each[0].__name__ for each in HARMLESS]
+)
+def test_hashes_fields_of_bits_and_unsigned_numbers_are_no_overflow(
+    launch, kernel, arguments, constants
+):
+    assert launch(kernel, *arguments, **constants) == []
+
+
+LOST = [
+    (unsigned_product, (BIG,), {}),
+    (counts_to_a_lost_bound, (BIG,), {}),
+    (branches_to_an_index, (BIG, 4), {}),
+    (chooses_tensors, (BIG, 4), {"BLOCK": 16}),
+    (chooses_tensors, (BIG, 4), {"BLOCK": 2}),  # as many lanes as programs
+    (chooses_an_allocation, (BIG, 4), {}),
+    (gathered_address, (BIG,), {"BLOCK": 8}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "constants"), LOST, ids=[each[0].__name__ for each in LOST]
+)
+def test_a_loss_is_found_by_whatever_way_it_reaches_an_address(
+    launch, kernel, arguments, constants
+):
+    found = launch(kernel, *arguments, **constants)
+    assert {each.reached for each in found} == {"address"}
+    by_lanes = kernel is gathered_address
+    assert {each.program for each in found} == {(0, 0, 0) if by_lanes else (1, 0, 0)}
+
+
+def test_a_lossy_choice_between_tensors_marks_the_programs_and_not_the_lanes(launch):
+    (found,) = launch(chooses_tensors, BIG, 4, BLOCK=2)
+    assert (found.program, found.count) == ((1, 0, 0), 2)
+    assert (found.offset, found.exact) == (0, 2 * 4)
+
+
+def test_a_bound_is_reported_with_its_two_values(launch):
+    (found,) = [each for each in launch(loop_bound, BIG) if each.reached == "bound"][:1]
+    assert (found.offset, found.exact) == (0, 4 * BIG)
+
+
+def test_origins_are_followed_through_gathers_by_loaded_indices(lane, buffer):
+    src = buffer("src", torch.arange(16, dtype=torch.int32) + 100)
+    ids = buffer("ids", torch.arange(15, -1, -1, dtype=torch.int32))
+    out = buffer("out", torch.zeros(16, dtype=torch.int32))
+    with lane.observe(trace_origins=True) as access:
+        gathers_by_load[(1,)](src, ids, out, BLOCK=16)
+    assert out.tolist() == list(range(115, 99, -1))
+    number, byte = access.origin_of("out", 0)
+    assert (access.allocation_name(number), byte) == ("src", 60)
+
+
+@triton.jit
+def gathers_by_load(src, ids, out, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    tl.store(out + lane, tl.gather(tl.load(src + lane), tl.load(ids + lane), 0))

@@ -198,7 +198,7 @@ def test_atomics_are_ordered(lane, buffer):
     out = buffer("out", torch.zeros(8, dtype=torch.int32))
     hits = buffer("hits", torch.zeros(1, dtype=torch.int32))
     access = _observed(lane, count, 4, out, hits, BLOCK=4)
-    assert (access.found_races, access.synchronises) == ([], "")
+    assert (access.found_races, access.synchronising) == ([], [])
     assert int(hits[0]) == 16
 
 
@@ -206,4 +206,138 @@ def test_a_kernel_that_uses_what_an_atomic_returned_orders_itself(lane, buffer):
     out = buffer("out", torch.zeros(1, dtype=torch.int32))
     hits = buffer("hits", torch.zeros(1, dtype=torch.int32))
     access = _observed(lane, last_one_writes, 4, out, hits)
-    assert access.synchronises == "last_one_writes (test_races.py:77)"
+    assert access.synchronising == ["last_one_writes (test_races.py:77)"]
+
+
+@triton.jit
+def clear_then_first_sets(out):
+    tl.store(out, 0)
+    if tl.program_id(0) == 0:
+        tl.store(out, 5)
+
+
+@triton.jit
+def clear_then_last_sets(out):
+    pid = tl.program_id(0)
+    tl.store(out + pid * 0, pid * 0)
+    if pid == tl.num_programs(0) - 1:
+        tl.store(out, 5)
+
+
+@triton.jit
+def both_store_zero_then_one(out):
+    pid = tl.program_id(0)
+    tl.store(out + pid * 0, pid * 0)
+    tl.store(out + pid * 0, pid * 0 + 1)
+
+
+@triton.jit
+def first_changes_its_mind(out):
+    pid = tl.program_id(0)
+    tl.store(out + pid * 0, pid * 0 + 1, mask=pid == 0)
+    tl.store(out + pid * 0, pid * 0 + 2)
+
+
+@triton.jit
+def store_and_add(out):
+    pid = tl.program_id(0)
+    if pid == 0:
+        tl.store(out, 10)
+    else:
+        tl.atomic_add(out, pid)
+
+
+@triton.jit
+def add_and_load(out, result):
+    pid = tl.program_id(0)
+    tl.atomic_add(out, pid + 1)
+    tl.store(result + pid, tl.load(out))
+
+
+@triton.jit
+def first_reads_all_set(out, result):
+    if tl.program_id(0) == 0:
+        tl.store(result, tl.load(out))
+    tl.store(out, 1)
+
+
+EITHER_WAY = pytest.mark.parametrize(
+    "chunk_bytes", [1, 2 << 20], ids=["program by program", "at once"]
+)
+
+
+@EITHER_WAY
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        clear_then_first_sets,
+        clear_then_last_sets,
+        both_store_zero_then_one,
+        first_changes_its_mind,
+        store_and_add,
+    ],
+    ids=lambda kernel: kernel.__name__,
+)
+def test_who_comes_first_does_not_decide_whether_programs_race(lane, buffer, kernel, chunk_bytes):
+    lane.chunk_bytes = chunk_bytes
+    out = buffer("out", torch.full((8,), -1, dtype=torch.int32))
+    kinds = {race.kind for race in _observed(lane, kernel, 4, out).found_races}
+    assert kinds == {"write/write"}
+
+
+@EITHER_WAY
+@pytest.mark.parametrize(
+    "kernel", [add_and_load, first_reads_all_set], ids=lambda kernel: kernel.__name__
+)
+def test_reading_what_others_change_races_however_equal_their_bytes(
+    lane, buffer, kernel, chunk_bytes
+):
+    lane.chunk_bytes = chunk_bytes
+    out = buffer("out", torch.zeros(8, dtype=torch.int32))
+    result = buffer("result", torch.zeros(8, dtype=torch.int32))
+    access = _observed(lane, kernel, 4, out, result, readers=True)
+    assert {(race.kind, race.allocation) for race in access.found_races} == {("read/write", "out")}
+
+
+@triton.jit
+def waits_for_a_flag(flag, out):
+    pid = tl.program_id(0)
+    if pid == 0:
+        tl.store(flag, 1)
+    else:
+        while tl.load(flag, volatile=True) == 0:
+            pass
+        tl.store(out + pid, 1)
+
+
+def test_a_kernel_that_waits_for_memory_orders_itself(lane, buffer):
+    flag = buffer("flag", torch.zeros(1, dtype=torch.int32))
+    out = buffer("out", torch.zeros(4, dtype=torch.int32))
+    access = _observed(lane, waits_for_a_flag, 4, flag, out, readers=True)
+    assert access.found_races == []
+    assert access.synchronising == ["waits_for_a_flag (its loops)"]
+
+
+def test_a_kernel_that_orders_itself_hides_no_race_of_another(lane, buffer):
+    out = buffer("out", torch.zeros(64, dtype=torch.int32))
+    hits = buffer("hits", torch.zeros(1, dtype=torch.int32))
+    with lane.observe() as access:
+        last_one_writes[(4,)](out, hits)
+        store_ids[(4,)](out, STRIDE=8, BLOCK=16)
+    assert [race.kernel for race in access.found_races] == ["store_ids"]
+    assert len(access.synchronising) == 1
+
+
+def test_many_stores_of_a_launch_cost_their_number_and_not_its_square(lane, buffer):
+    """A program that rewrites its own element ten thousand times; quadratic, this takes minutes."""
+    out = buffer("out", torch.zeros(8, dtype=torch.int32))
+    access = _observed(lane, rewrites_its_own, 8, out, N=10_000)
+    assert access.found_races == []
+    assert out.tolist() == [10_000] * 8
+
+
+@triton.jit
+def rewrites_its_own(out, N):
+    pid = tl.program_id(0)
+    for _ in range(N):
+        tl.store(out + pid, tl.load(out + pid) + 1)
