@@ -79,7 +79,9 @@ class CpuLauncher:
             for name in ("num_warps", "num_stages", "num_ctas", "waves_per_eu", "arch")
         }
         self._signature = list(source.signature.items())
-        self._has_tuples = any(isinstance(kind, tuple) for _, kind in self._signature)
+        self._has_parts = any(
+            isinstance(kind, tuple) or is_descriptor(kind) for _, kind in self._signature
+        )
 
     def __call__(
         self,
@@ -99,7 +101,7 @@ class CpuLauncher:
             raise UnsupportedOp(function.op, function.file, function.line)
         arguments: list[tuple[str, str, Any]] = []
         for (name, kind), value in zip(self._signature, values, strict=True):
-            if self._has_tuples:
+            if self._has_parts:
                 arguments.extend(_flatten(name, kind, value))
             elif kind != "constexpr":
                 arguments.append((name, kind, value))

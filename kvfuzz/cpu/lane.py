@@ -197,7 +197,7 @@ class CpuLane:
 
     def _pointer(self, name: str, value: Any) -> Pointer:
         tensor = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu:
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
             raise LaunchError(f"expected a CPU tensor\nbut got  {name}={value!r}")
         storage = tensor.untyped_storage()
         allocation = self._space.at(storage.data_ptr())

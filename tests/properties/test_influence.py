@@ -89,8 +89,9 @@ def test_a_program_that_reads_and_rewrites_its_own_bytes_is_only_a_hazard(
 ):
     store = "tl.store(key_cache_ptr + k_at, k.to(key_cache_ptr.dtype.element_ty), mask=inside)"
     again = (
-        "other = key_cache_ptr + block * k_block_stride + dim\n"
-        "    tl.store(other, tl.load(other, mask=inside), mask=inside)\n    " + store
+        "other = key_cache_ptr + dim\n"
+        "    mine = inside & (tl.program_id(0) == 1) & (tl.program_id(1) == 0)\n"
+        "    tl.store(other, tl.load(other, mask=mine), mask=mine)\n    " + store
     )
     verdict = judge(edited(WRITE, "reshape_and_cache", (store, again))).verdict(lower(write_scene))
     assert verdict.failed == ()

@@ -25,8 +25,6 @@ FULL, CAUSAL = Softmax(SCALE, causal=False), Softmax(SCALE)
 FP32 = Shape(DECODE, dtype=torch.float32, cache_dtype=torch.float32)
 SHORT = Shape(((20, 1), (17, 1), (33, 1)))
 XFAIL = {
-    ("paged_attention", "decode_softcap"): "lane: no extern __ocml_tanh_f32",
-    ("varlen_attention", "decode_softcap"): "lane: no extern __ocml_tanh_f32",
     ("varlen_attention", "mixed"): "upstream: the causal mask lets query token i see keys 0 to i, "
     "as if there were no context",
     ("unified_attention", "window_low_scores"): LOW_SCORES,
