@@ -24,23 +24,21 @@ def run_grid(
     """Run all programs of `grid` (x fastest). `arguments` are values of shape `[1]`.
 
     A chunk is as many programs as keep the largest value near `chunk_bytes` bytes, or one program
-    if the programs wait for each other. `fuel` is the number of loop iterations that the launch
-    may take, or that each of those may. Raises `LaunchError`, and `UnsupportedOp` for a program
-    that waits for a later one.
+    if the programs wait for each other. `fuel` is the number of loop iterations that each
+    chunk may take, so that it does not run out because a launch has many chunks. Raises
+    `LaunchError`, and `UnsupportedOp` for a program that waits for a later one.
     """
     total = grid[0] * grid[1] * grid[2]
     chunk = 1 if program.serial else max(1, chunk_bytes // (8 * program.largest))
-    left = fuel
     with np.errstate(all="ignore"):
         for start in range(0, total, chunk):
-            machine = Machine(program, memory, grid, start, min(chunk, total - start), left)
+            machine = Machine(program, memory, grid, start, min(chunk, total - start), fuel)
             try:
                 run_routine(machine, program.entry, arguments)
             except LaunchError as error:
                 if program.serial and machine.fuel < 0 and start + 1 < total:
                     raise _waits_for_later(machine, error) from error
                 raise
-            left = fuel if program.serial else machine.fuel
 
 
 def _waits_for_later(machine: Machine, error: LaunchError) -> UnsupportedOp:
