@@ -48,6 +48,9 @@ ATOMIC_KINDS: dict[str, tuple[Compute, tuple[str, ...]]] = {
     "umin": (_as_unsigned(np.minimum), _WHOLE),
 }
 
+IN_TURN = frozenset({"fadd"})
+"""The kinds for which it matters how a row of updates is bracketed."""
+
 
 def atomic_compute(kind: str, element: str) -> Compute:
     """The computation of one kind, rounded to `element`. Raises ValueError if there is none."""
@@ -68,7 +71,7 @@ def read_modify_write(
     lanes, wide = _active(op, machine, pointer, mask)
     size = value.dtype.itemsize
     is_one = isinstance(wide.allocation, int) and wide.allocation != UNRESOLVED
-    if op.words[0] != "fadd" and is_one and not (wide.offset[lanes] % size).any():
+    if op.words[0] not in IN_TURN and is_one and not (wide.offset[lanes] % size).any():
         return _all_at_once(op, machine, compute, wide, operand, lanes)
 
     def update(read: Array, now: Array) -> tuple[Array, Array]:

@@ -25,7 +25,7 @@ def run_grid(
 
     A chunk is as many programs as keep the largest value near `chunk_bytes` bytes, or one program
     if the programs wait for each other. `fuel` is the number of loop iterations that each
-    chunk may take, so that it does not run out because a launch has many chunks. Raises
+    chunk may take, so that a launch does not run out of it for having many chunks. Raises
     `LaunchError`, and `UnsupportedOp` for a program that waits for a later one.
     """
     total = grid[0] * grid[1] * grid[2]

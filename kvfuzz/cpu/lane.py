@@ -47,9 +47,9 @@ class CpuLane:
     """Runs `kernel[grid](tensors)` in NumPy, for the AMD architecture `arch`.
 
     `poison` is the byte (0..255) that stray reads and masked-off lanes without `other` hold. `fuel`
-    is how many loop iterations each chunk of programs may take, which go round together. `chunk_bytes` bounds the largest value of a chunk, in bytes; the default stays in a
-    core's cache. All three may be set at any
-    time.
+    is how many loop iterations each chunk of programs, which go round together, may take.
+    `chunk_bytes` bounds the largest value of a chunk, in bytes; the default stays in a core's
+    cache. All three may be set at any time.
     """
 
     def __init__(

@@ -81,9 +81,9 @@ class _Values:
             return _ALL | _NONE
         if op.name in _MOVES:
             return self._mask(op, 0)
-        if op.name in _COMBINED:
+        if op.name in COMBINED:
             pairs = product(_each(self._mask(op, 0)), _each(self._mask(op, 1)))
-            return _union(_COMBINED[op.name](a, b) for a, b in pairs)
+            return _union(COMBINED[op.name](a, b) for a, b in pairs)
         if op.name == "arith.select":
             sides = {_ALL: self._mask(op, 1), _NONE: self._mask(op, 2), _SOME: _ANY}
             return _union(sides[chosen] for chosen in _each(self._mask(op, 0)))
@@ -148,4 +148,5 @@ def _xor(a: int, b: int) -> int:
     return _opposite(b) if a == _ALL else b
 
 
-_COMBINED = {"arith.andi": _and, "arith.ori": _or, "arith.xori": _xor}
+COMBINED = {"arith.andi": _and, "arith.ori": _or, "arith.xori": _xor}
+"""By op: the outcomes of a mask made of two, of which the outcome is known."""
