@@ -69,9 +69,8 @@ def read_modify_write(
     shape = (machine.num_programs, *op.type.shape)
     operand = np.broadcast_to(value, shape)
     lanes, wide = _active(op, machine, pointer, mask)
-    size = value.dtype.itemsize
     is_one = isinstance(wide.allocation, int) and wide.allocation != UNRESOLVED
-    if op.words[0] not in IN_TURN and is_one and not (wide.offset[lanes] % size).any():
+    if op.words[0] not in IN_TURN and is_one:
         return _all_at_once(op, machine, compute, wide, operand, lanes)
 
     def update(read: Array, now: Array) -> tuple[Array, Array]:
@@ -119,7 +118,7 @@ def _active(
 def _all_at_once(
     op: Op, machine: Machine, compute: Compute, pointer: Pointer, operand: Array, lanes: Array
 ) -> Array:
-    """Update aligned elements of one allocation by a `compute` that is associative."""
+    """Update elements of one allocation by a `compute` that is associative."""
     old = np.zeros(lanes.shape, operand.dtype)
     if not lanes.any():
         return old
@@ -138,15 +137,13 @@ def _all_at_once(
     seen = first.copy()
     later = np.flatnonzero(ranks)
     seen[later] = compute(first[later], total[later - 1])
-    ends = np.append(start[1:] != start[:-1], True)
-    last = np.flatnonzero(ends)[np.cumsum(ends) - ends]
     allocation = machine.memory.space.allocations[int(pointer.allocation)]
     stray = (offsets < 0) | (offsets > allocation.nbytes - operand.itemsize)
     given = np.empty_like(before)
     given[order] = seen
     old[lanes] = np.where(stray, before, given)
-    given[order] = compute(first, total[last])
-    new = np.zeros_like(old)
+    given[order] = compute(first, total)
+    new = np.zeros_like(old)  # of one address the last one stays
     new[lanes] = given
     machine.memory.store(op, machine, pointer, new, lanes, ordered=True)
     return old

@@ -43,8 +43,6 @@ class _Values:
 
     def __init__(self) -> None:
         self._fixed: dict[int, Array] = {}
-        self._even: set[int] = set()
-        """Tensors that hold one value in every lane of a program."""
         self._masks: dict[int, int] = {}
         """Outcomes of masks, where fewer than their shape allows."""
 
@@ -62,22 +60,16 @@ class _Values:
                 self._learn(op)
 
     def _learn(self, op: Op) -> None:
-        result = op.results[0]
         if op.name in _COMPUTED and all(slot in self._fixed for slot in op.operands):
             values = _COMPUTED[op.name](op)(None, *[self._fixed[slot] for slot in op.operands])
             values = values if len(op.results) > 1 else [values]
             self._fixed.update(zip(op.results, values, strict=True))
-            return
-        if (op.name.startswith(("arith.", "math.")) or op.name in _MOVES) and all(
-            self._is_even(op, at) for at in range(len(op.operands))
-        ):
-            self._even.update(op.results)
-        if op.type.element == "i1" and not op.type.is_pointer:
-            self._masks[result] = self._mask_of(op)
+        elif op.type.element == "i1" and not op.type.is_pointer:
+            self._masks[op.results[0]] = self._mask_of(op)
 
     def _mask_of(self, op: Op) -> int:
         """The outcomes of a result that is a mask."""
-        if op.results[0] in self._even or math.prod(op.type.shape) == 1:
+        if math.prod(op.type.shape) == 1:
             return _ALL | _NONE
         if op.name in _MOVES:
             return self._mask(op, 0)
@@ -97,12 +89,6 @@ class _Values:
             return _ALL if value.all() else _SOME if value.any() else _NONE
         of_shape = _ALL | _NONE if math.prod(op.operand_types[at].shape) == 1 else _ANY
         return self._masks.get(slot, of_shape)
-
-    def _is_even(self, op: Op, at: int) -> bool:
-        slot = op.operands[at]
-        if math.prod(op.operand_types[at].shape) == 1 or slot in self._even:
-            return True
-        return slot in self._fixed and self._fixed[slot].size == 1
 
     def _trips(self, op: Op) -> int:
         bounds = [self._fixed.get(slot) for slot in op.operands[:3]]

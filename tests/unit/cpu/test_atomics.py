@@ -80,12 +80,6 @@ def contend(memory, spots, values, on, old, KIND: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def add_half(memory, value):
-    target = memory.to(tl.pointer_type(tl.int32))
-    tl.atomic_add(target, tl.load(value))
-
-
-@triton.jit
 def count(bins, spots, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.atomic_add(bins + tl.load(spots + at), 1)
@@ -229,14 +223,6 @@ def test_many_contenders_for_few_addresses_take_one_round(lane, buffer, monkeypa
     count[(16,)](bins, buffer("spots", torch.from_numpy(spots)), BLOCK=1024)
     assert bins.tolist() == np.bincount(spots).tolist()
     assert len(stores) == 1
-
-
-def test_atomics_that_overlap_in_part_are_still_done_in_turn(buffer):
-    memory = buffer("memory", torch.zeros(2, dtype=torch.int32))
-    at_half = memory.view(torch.uint8)[2:6]
-    one = torch.tensor([1], dtype=torch.int32)
-    add_half[(2,)](at_half, one)
-    assert memory.view(torch.uint8).tolist() == [0, 0, 2, 0, 0, 0, 0, 0]
 
 
 def test_only_what_the_table_names_is_bound():

@@ -24,6 +24,18 @@ def padded(out, rows, n, SIZE: tl.constexpr, PADDED: tl.constexpr):
     tl.store(out + pid, pid, mask=pid < rows)
     for step in range(3):
         tl.store(out + dim + step, dim, mask=dim + step < SIZE)
+    square = dim[:, None] + dim[None, :]
+    part = inside & (pid < rows)
+    tl.store(out + square, square, mask=part[:, None])
+    tl.store(out + square, square, mask=tl.full([PADDED, PADDED], pid, tl.int32) < rows)
+    tl.store(out + dim, dim, mask=(pid * PADDED + dim < n) & (rows > 3))
+    chosen = tl.where(pid < rows, inside, dim < 0)
+    tl.store(out + dim, dim, mask=chosen)
+
+
+@triton.jit
+def gated(out, gate: tl.int1):
+    tl.store(out, 1, mask=gate)
 
 
 @pytest.fixture
@@ -58,13 +70,18 @@ def test_a_mask_that_depends_on_nothing_outside_has_one_outcome(possible):
 def test_a_combined_mask_can_be_what_its_parts_allow(
     possible, size, with_scalar, with_lanes, or_scalar
 ):
-    found = possible(padded, 2, 1, 11, SIZE=size, PADDED=16)
+    found = possible(padded, 2, 2, 11, SIZE=size, PADDED=16)
     assert found["mask", 21] == with_scalar
     assert found["mask", 22] == with_lanes
     assert found["mask", 23] == or_scalar
+    assert found["mask", 29] == with_scalar
+    assert found["mask", 30] == {"all", "none"}
+    assert found["mask", 31] == {"all", "some", "none"}
+    assert found["mask", 33] == with_scalar
 
 
 def test_a_scalar_mask_is_never_in_part(possible):
+    assert possible(gated, 1, True)["mask", 38] == {"all", "none"}
     assert possible(padded, 1, 1, 9, SIZE=4, PADDED=4)["mask", 24] == {"all", "none"}
 
 
