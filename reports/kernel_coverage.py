@@ -46,16 +46,36 @@ def _counts(exercised: list[Exercised]) -> list[str]:
 
 
 def _missing(exercised: list[Exercised]) -> list[tuple[str, ...]]:
-    never_ran = {
-        (each.site.file, each.site.line)
-        for each in exercised
-        if each.site.kind == "line" and each.missing
-    }
+    never_ran = _never_ran(exercised)
     rows: list[tuple[str, ...]] = []
     for each in exercised:
         site = each.site
-        # A line that never ran says it all.
-        if each.missing and (site.kind == "line" or (site.file, site.line) not in never_ran):
-            what = "; ".join(NEVER[site.kind, outcome] for outcome in each.missing)
-            rows.append((f"{site.file}:{site.line}", what))
+        last = never_ran.get((site.file, site.line))
+        if last is None:
+            what = [NEVER[site.kind, outcome] for outcome in each.missing]
+            row = (f"{site.file}:{site.line}", "; ".join(what))
+        elif site.line <= last and site.kind == "line":  # says it all of branches and masks there
+            lines = f"{site.line}-{last}" if site.line < last else f"{last}"
+            row = (f"{site.file}:{lines}", NEVER["line", "run"])
+        else:
+            continue
+        if row[1] and row not in rows:
+            rows.append(row)
     return rows
+
+
+def _never_ran(exercised: list[Exercised]) -> dict[tuple[str, int], int]:
+    """By file and line, of lines that never ran: the last of the lines in a row that did not, for
+    the first of them, and 0 for the others."""
+    found: dict[tuple[str, int], int] = {}
+    start: tuple[str, int] | None = None
+    for each in sorted((e for e in exercised if e.site.kind == "line"), key=lambda e: e.site):
+        place = (each.site.file, each.site.line)
+        if not each.missing:
+            start = None
+            continue
+        if start is None or start[0] != place[0]:
+            start = place
+        found[place] = 0
+        found[start] = place[1]
+    return found

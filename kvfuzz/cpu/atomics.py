@@ -1,7 +1,10 @@
 """Atomic read-modify-write, as if the programs ran one after the other.
 
-Accesses to one address are ranked in program order; all first ones are done at once, then all
-second ones, so that the work is one round per contender and not one per program.
+Accesses to one address are lined up in program order. Where it does not matter how a row of updates
+is bracketed, each is combined with all before it by doubling, in as many rounds as the number of
+contenders has binary digits. A sum of floats rounds after every update, and whether a swap happens
+depends on the one before: there all first accesses are done at once, then all second ones, one
+round per contender.
 """
 
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from kvfuzz.cpu.accesses import note_mask
 from kvfuzz.cpu.ir import Op
 from kvfuzz.cpu.machine import Machine
 from kvfuzz.cpu.numerics import decode, encode
-from kvfuzz.cpu.values import Pointer
+from kvfuzz.cpu.values import UNRESOLVED, Pointer
 
 Array = NDArray[Any]
 Compute = Callable[[Array, Array], Array]
@@ -45,6 +48,9 @@ ATOMIC_KINDS: dict[str, tuple[Compute, tuple[str, ...]]] = {
     "umin": (_as_unsigned(np.minimum), _WHOLE),
 }
 
+IN_TURN = frozenset({"fadd"})
+"""The kinds for which it matters how a row of updates is bracketed."""
+
 
 def atomic_compute(kind: str, element: str) -> Compute:
     """The computation of one kind, rounded to `element`. Raises ValueError if there is none."""
@@ -62,11 +68,15 @@ def read_modify_write(
     """The old values, shape `(P, *shape)`; strays read poison and write nothing."""
     shape = (machine.num_programs, *op.type.shape)
     operand = np.broadcast_to(value, shape)
+    lanes, wide = _active(op, machine, pointer, mask)
+    is_one = isinstance(wide.allocation, int) and wide.allocation != UNRESOLVED
+    if op.words[0] not in IN_TURN and is_one:
+        return _all_at_once(op, machine, compute, wide, operand, lanes)
 
     def update(read: Array, now: Array) -> tuple[Array, Array]:
         return compute(read, operand), now
 
-    return _in_turn(op, machine, pointer, mask, operand.dtype, update)
+    return _in_turn(op, machine, wide, lanes, operand.dtype, update)
 
 
 def compare_and_swap(
@@ -81,18 +91,14 @@ def compare_and_swap(
     def update(read: Array, now: Array) -> tuple[Array, Array]:
         return new, now & (read.view(bits) == wanted)
 
-    return _in_turn(op, machine, pointer, None, new.dtype, update)
+    lanes, wide = _active(op, machine, pointer, None)
+    return _in_turn(op, machine, wide, lanes, new.dtype, update)
 
 
-def _in_turn(
-    op: Op,
-    machine: Machine,
-    pointer: Pointer,
-    mask: Array | None,
-    dtype: np.dtype[Any],
-    update: Callable[[Array, Array], tuple[Array, Array]],
-) -> Array:
-    """Give active lanes their turns: `update` maps what was read to what is written, and where."""
+def _active(
+    op: Op, machine: Machine, pointer: Pointer, mask: Array | None
+) -> tuple[Array, Pointer]:
+    """The active lanes, and the pointer of every lane; both of shape `(P, *shape)`."""
     note_mask(op, machine, mask)
     shape = (machine.num_programs, *op.type.shape)
     lanes = np.ones(shape, np.bool_)
@@ -106,13 +112,60 @@ def _in_turn(
         else np.broadcast_to(pointer.allocation, shape),
         np.broadcast_to(pointer.offset, shape),
     )
-    order = _ranks(wide, lanes)
-    old = np.zeros(shape, dtype)
+    return lanes, wide
+
+
+def _all_at_once(
+    op: Op, machine: Machine, compute: Compute, pointer: Pointer, operand: Array, lanes: Array
+) -> Array:
+    """Update elements of one allocation by a `compute` that is associative."""
+    old = np.zeros(lanes.shape, operand.dtype)
+    if not lanes.any():
+        return old
+    found = machine.memory.load(op, machine, pointer, lanes, old, ordered=True)
+    before, offsets = found[lanes], pointer.offset[lanes]
+    order = np.argsort(offsets, kind="stable")
+    start = _starts(offsets[order])
+    ranks = np.arange(len(order)) - start
+    total = operand[lanes][order]
+    reach, longest = 1, int(ranks.max())
+    while reach <= longest:  # total: of this update and those up to `reach - 1` places before it
+        behind = np.flatnonzero(ranks >= reach)
+        total[behind] = compute(total[behind - reach], total[behind])
+        reach *= 2
+    first = before[order]
+    seen = first.copy()
+    later = np.flatnonzero(ranks)
+    seen[later] = compute(first[later], total[later - 1])
+    allocation = machine.memory.space.allocations[int(pointer.allocation)]
+    stray = (offsets < 0) | (offsets > allocation.nbytes - operand.itemsize)
+    given = np.empty_like(before)
+    given[order] = seen
+    old[lanes] = np.where(stray, before, given)
+    given[order] = compute(first, total)
+    new = np.zeros_like(old)  # of one address the last one stays
+    new[lanes] = given
+    machine.memory.store(op, machine, pointer, new, lanes, ordered=True)
+    return old
+
+
+def _in_turn(
+    op: Op,
+    machine: Machine,
+    pointer: Pointer,
+    lanes: Array,
+    dtype: np.dtype[Any],
+    update: Callable[[Array, Array], tuple[Array, Array]],
+) -> Array:
+    """Give active lanes their turns: `update` maps what was read to what is written, and where."""
+    order = _ranks(pointer, lanes)
+    old = np.zeros(lanes.shape, dtype)
     for rank in range(int(order.max(initial=-1)) + 1):
         now = order == rank
-        old = np.ascontiguousarray(machine.memory.load(op, machine, wide, now, old, ordered=True))
+        read = machine.memory.load(op, machine, pointer, now, old, ordered=True)
+        old = np.ascontiguousarray(read)
         new, written = update(old, now)
-        machine.memory.store(op, machine, wide, new, written, ordered=True)
+        machine.memory.store(op, machine, pointer, new, written, ordered=True)
     return old
 
 
@@ -122,11 +175,16 @@ def _ranks(pointer: Pointer, lanes: Array) -> Array:
     numbers = np.broadcast_to(np.asarray(pointer.allocation, np.int64), lanes.shape)[lanes]
     offsets = pointer.offset[lanes]
     order = np.lexsort((offsets, numbers))
-    same = np.zeros(len(order), np.bool_)
-    same[1:] = (np.diff(offsets[order]) == 0) & (np.diff(numbers[order]) == 0)
-    position = np.arange(len(order))
-    start = np.maximum.accumulate(np.where(same, 0, position))
     found = np.empty(len(order), np.int64)
-    found[order] = position - start
+    found[order] = np.arange(len(order)) - _starts(numbers[order], offsets[order])
     ranks[lanes] = found
     return ranks
+
+
+def _starts(*keys: Array) -> Array:
+    """For each position of a sorted row, where the run of equal keys that it is in starts."""
+    new = np.zeros(len(keys[0]), np.bool_)
+    for key in keys:
+        new[1:] |= key[1:] != key[:-1]
+    starts: Array = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+    return starts

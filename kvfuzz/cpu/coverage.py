@@ -4,7 +4,6 @@ Filled in by the evaluator while it is watched. A *site* is a place in kernel so
 possible outcomes; an outcome counts when at least one active program had it.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,19 +35,24 @@ _LIBRARY = str(Path(triton.__file__).parent)
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place in kernel source; `number` tells several of a kind on one line apart, from 0."""
+    """A place in kernel source; `column`, from 1, is that of a call or statement, 0 of a line.
+
+    The copies of an unrolled loop or of a device function used twice are one place.
+    """
 
     kernel: str
     file: str
     line: int
     kind: SiteKind
-    number: int
+    column: int
 
 
 @dataclass
 class Coverage:
-    """Outcomes by op, as bits in the order of `OUTCOMES`; blocks that ran."""
+    """Outcomes by op, as bits in the order of `OUTCOMES`: possible ones, seen ones; blocks that
+    ran."""
 
+    possible: dict[int, int] = field(default_factory=dict)
     blocks: set["Code"] = field(default_factory=set)
     bits: dict[int, int] = field(default_factory=dict)
 
@@ -58,8 +62,8 @@ class Coverage:
         return len(self.blocks) + sum(bits.bit_count() for bits in self.bits.values())
 
     def complete(self, op: Op) -> bool:
-        """Whether a mask or loop has shown all three outcomes, and need not be watched."""
-        return self.bits.get(id(op)) == 0b111
+        """Whether a mask or loop has shown all that it can, and need not be watched."""
+        return not self.possible.get(id(op), 0b111) & ~self.bits.get(id(op), 0)
 
     def note(self, op: Op, *outcomes: bool) -> None:
         """Add the outcomes of `op` that occurred."""
@@ -87,20 +91,22 @@ class Coverage:
             trips = np.broadcast_to(trips, len(programs))[programs]
         self.note(op, bool((trips <= 0).any()), bool((trips == 1).any()), bool((trips > 1).any()))
 
-    def outcomes(self, kernel: str, codes: Iterable["Code"]) -> dict[Site, int]:
-        """The bits of every site of a kernel; 0 where nothing was seen. Triton's own library,
-        which is inlined into kernels, is left out."""
+    def outcomes(self, kernel: str, codes: Iterable["Code"]) -> dict[Site, tuple[int, int]]:
+        """The bits seen of every site of a kernel, and those possible. Triton's own library, which
+        is inlined into kernels, is left out."""
         known = list(codes)
-        found: dict[Site, int] = {}
-        count: Counter[tuple[str, int, SiteKind]] = Counter()
+        found: dict[Site, tuple[int, int]] = {}
         for place, ran in self._lines(known).items():
-            found[Site(kernel, place.name, place.line, "line", 0)] = int(ran)
+            found[Site(kernel, place.name, place.line, "line", 0)] = int(ran), 1
         for op, kind in (each for code in known for each in _sites(code)):
             place = op.location
-            number = count[place.name, place.line, kind]
-            count[place.name, place.line, kind] += 1
-            site = Site(kernel, place.name, place.line, kind, number)
-            found[site] = self.bits.get(id(op), 0)
+            site = Site(kernel, place.name, place.line, kind, place.column)
+            seen, possible = found.get(site, (0, 0))
+            every = (1 << len(OUTCOMES[kind])) - 1
+            found[site] = (
+                seen | self.bits.get(id(op), 0),
+                possible | self.possible.get(id(op), every),
+            )
         return found
 
     def _lines(self, codes: list["Code"]) -> dict[Location, bool]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from kvfuzz.cpu.control import bind_call, bind_for, bind_if, bind_while
+from kvfuzz.cpu.coverage import Coverage
 from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.inline_asm import bind_inline_asm
 from kvfuzz.cpu.ir import Block, Function, Module, Op, nested, reached_from
@@ -19,6 +20,7 @@ from kvfuzz.cpu.ops_scaled import bind_dot_scaled
 from kvfuzz.cpu.ops_shape import SHAPE_OPS
 from kvfuzz.cpu.ops_watch import WATCH_OPS
 from kvfuzz.cpu.overflow import checked, widened
+from kvfuzz.cpu.possible import possible_outcomes
 from kvfuzz.cpu.waiting import waits
 
 # Every op without regions: a function from the op to its step, which may raise `UnsupportedOp`.
@@ -73,6 +75,7 @@ def decode_module(module: Module) -> Program:
         tuple(decoder.codes),
         serial=serial,
         synchronises=_synchronises(module) or (f"{module.entry} (its loops)" if serial else ""),
+        coverage=Coverage(possible_outcomes(module)),
     )
 
 

@@ -27,27 +27,26 @@ def run_grid(
     """Run all programs of `grid` (x fastest). `arguments` are values of shape `[1]`.
 
     A chunk is as many programs as keep the largest value near `chunk_bytes` bytes, or one program
-    if the programs wait for each other. `fuel` is the number of loop iterations that the launch
-    may take, or that each of those may. Raises `LaunchError`, and `UnsupportedOp` for a program
-    that waits for a later one. `order` runs the programs one after the other, from the first
-    (`forward`) or from the last (`backward`), except where they wait for each other.
+    if the programs wait for each other. `fuel` is the number of loop iterations that each chunk
+    may take, so that a launch does not run out of it for having many chunks. `order` runs the
+    programs one after the other, from the first (`forward`) or from the last (`backward`), except
+    where they wait for each other. Raises `LaunchError`, and `UnsupportedOp` for a program that
+    waits for a later one.
     """
     total = grid[0] * grid[1] * grid[2]
     chunk = max(1, chunk_bytes // (8 * program.largest))
     if program.serial or order != "together":
         chunk = 1
     starts = range(0, total, chunk)
-    left = fuel
     with np.errstate(all="ignore"):
         for start in reversed(starts) if order == "backward" and not program.serial else starts:
-            machine = Machine(program, memory, grid, start, min(chunk, total - start), left)
+            machine = Machine(program, memory, grid, start, min(chunk, total - start), fuel)
             try:
                 run_routine(machine, program.entry, arguments)
             except LaunchError as error:
                 if program.serial and machine.fuel < 0 and start + 1 < total:
                     raise _waits_for_later(machine, error) from error
                 raise
-            left = fuel if program.serial else machine.fuel
 
 
 def _waits_for_later(machine: Machine, error: LaunchError) -> UnsupportedOp:

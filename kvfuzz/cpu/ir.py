@@ -23,10 +23,14 @@ FLOAT_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in kernel source: `file` as Triton recorded it (a path), `line` from 1."""
+    """A place in kernel source: `file` as Triton recorded it (a path), `line` from 1.
+
+    `column`, from 1, tells several ops of one line apart; places that differ in it are equal.
+    """
 
     file: str
     line: int
+    column: int = field(default=0, compare=False)
 
     @property
     def name(self) -> str:

@@ -47,9 +47,10 @@ class CpuLane:
     """Runs `kernel[grid](tensors)` in NumPy, for the AMD architecture `arch`.
 
     `poison` is the byte (0..255) that stray reads and masked-off lanes without `other` hold. `fuel`
-    is how many loop iterations a launch may take. `chunk_bytes` bounds the largest value of a
-    chunk of programs, in bytes; the default stays in a core's cache. All three may be set at any
-    time, and so may `order`: how the programs of a launch follow each other (see `run_grid`).
+    is how many loop iterations each chunk of programs, which go round together, may take.
+    `chunk_bytes` bounds the largest value of a chunk, in bytes; the default stays in a core's
+    cache. All three may be set at any time, and so may `order`: how the programs of a launch follow
+    each other (see `run_grid`).
     """
 
     def __init__(
@@ -141,16 +142,19 @@ class CpuLane:
 
     def newly_exercised(self) -> list[tuple[Site, tuple[tuple[str, ...], tuple[str, ...]]]]:
         """Sites of observed kernels that showed an outcome since the last call, with the outcomes
-        seen so far and those that are missing. Every site of a kernel is there the first time."""
+        seen so far and those that can still come. Every site of a kernel is there the first
+        time."""
         found = []
         for program, known in self._watched.items():
             if program.coverage.size == known:
                 continue
             self._watched[program] = program.coverage.size
-            for site, bits in program.coverage.outcomes(program.name, program.codes).items():
+            outcomes = program.coverage.outcomes(program.name, program.codes)
+            for site, (bits, possible) in outcomes.items():
                 words = OUTCOMES[site.kind]
                 seen = tuple(word for at, word in enumerate(words) if bits >> at & 1)
-                found.append((site, (seen, tuple(word for word in words if word not in seen))))
+                missing = tuple(w for at, w in enumerate(words) if (possible & ~bits) >> at & 1)
+                found.append((site, (seen, missing)))
         return found
 
     def launch(

@@ -113,7 +113,7 @@ class Races:
         if before is not None and int(before.max(initial=0)) >= self._launch:
             self._against_earlier(chosen, allocation, value, before, size, 0, atomic)
         if (after != mine).any():
-            self._within(chosen, allocation, value, after - first)
+            self._within(chosen, allocation, value, after - first, atomic)
         if chosen.is_uniform:
             self._flag(key, allocation)[index] |= _SHARED
         for number, other in list(self._written):
@@ -162,12 +162,14 @@ class Races:
             if int(tickets.max(initial=0)) >= self._launch:
                 self._against_earlier(chosen, allocation, value, tickets, other, part, atomic)
 
-    def _within(self, chosen: Chosen, allocation: Allocation, value: Array, winner: Array) -> None:
+    def _within(
+        self, chosen: Chosen, allocation: Allocation, value: Array, winner: Array, atomic: bool
+    ) -> None:
         """Lanes of one store that met: `winner` is the lane whose value stays, per element."""
         position = winner if chosen.lanes is None else np.searchsorted(chosen.lanes, winner)
         bits, programs = as_bits(value), chosen.programs()
         differ = np.flatnonzero(bits != bits[position])
-        if len(differ):
+        if len(differ) and not atomic:
             other = chosen.ids(int(winner[differ[0]]) // chosen.per_program)
             self._add("write/write", chosen, allocation, value.dtype.itemsize,
                       differ, chosen.op.location, other)  # fmt: skip

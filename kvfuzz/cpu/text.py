@@ -8,7 +8,7 @@ _OPEN, _CLOSE = "([{<", ")]}>"
 _VALUE = re.compile(r"%[\w$.\-]+(?:#\d+)?")
 _KEY_WORD = re.compile(r"(\w+) = ([\w.]+)")
 _WORD = re.compile(r"(?<![%\w.#\-])[A-Za-z_]\w*")
-_FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+)')
+_FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+)(?::(\d+))?')
 _NAMED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -136,7 +136,7 @@ class Locations:
                 self._known[text] = self._resolve(self._texts.get(text, "unknown"))
             return self._known[text]
         if match := _FILE.match(text):
-            return Location(match[1], int(match[2]))
+            return Location(match[1], int(match[2]), int(match[3] or 0))
         if text.startswith("callsite("):
             return self._first(text[len("callsite(") : -1], " at ")
         if text.startswith("fused"):

@@ -11,13 +11,13 @@ import msgspec
 
 
 class Site(msgspec.Struct, frozen=True, order=True):
-    """A place in the source of `kernel`; `number` tells several of a kind on one line apart."""
+    """A place in the source of `kernel`; `column` tells several of a kind on one line apart."""
 
     kernel: str
     file: str
     line: int
     kind: str
-    number: int = 0
+    column: int = 0
 
 
 class Exercised(msgspec.Struct, frozen=True):

@@ -127,7 +127,7 @@ class CheckedCpuLane:
 
     def _exercised(self) -> tuple[Exercised, ...]:
         return tuple(
-            Exercised(Site(each.kernel, each.file, each.line, each.kind, each.number), *outcomes)
+            Exercised(Site(each.kernel, each.file, each.line, each.kind, each.column), *outcomes)
             for each, outcomes in self._lane.newly_exercised()
         )
 

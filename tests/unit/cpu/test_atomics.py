@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kvfuzz.cpu import LaunchError, UnsupportedOp
+from kvfuzz.cpu import LaunchError, UnsupportedOp, atomics
 from kvfuzz.cpu.atomics import ATOMIC_KINDS, atomic_compute
+from kvfuzz.cpu.memory import Memory
 
 AT_LEAST_3_9 = hasattr(tl, "atomic_load")
 
@@ -53,6 +54,35 @@ def swap_one(memory, expected, new, chosen, shift):
     pid = tl.program_id(0)
     if tl.load(chosen + pid) != 0:
         tl.atomic_cas(memory + shift, expected, new + pid)
+
+
+@triton.jit
+def contend(memory, spots, values, on, old, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    target, value = memory + tl.load(spots + at), tl.load(values + at)
+    mask = tl.load(on + at) != 0
+    if tl.load(on + tl.program_id(0) * BLOCK) >= 0:
+        if KIND == "add":
+            before = tl.atomic_add(target, value, mask=mask)
+        elif KIND == "and":
+            before = tl.atomic_and(target, value, mask=mask)
+        elif KIND == "or":
+            before = tl.atomic_or(target, value, mask=mask)
+        elif KIND == "xor":
+            before = tl.atomic_xor(target, value, mask=mask)
+        elif KIND == "xchg":
+            before = tl.atomic_xchg(target, value, mask=mask)
+        elif KIND == "max":
+            before = tl.atomic_max(target, value, mask=mask)
+        else:
+            before = tl.atomic_min(target, value, mask=mask)
+        tl.store(old + at, before, mask=mask)
+
+
+@triton.jit
+def count(bins, spots, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(bins + tl.load(spots + at), 1)
 
 
 def test_half_precision_atomics_round_after_every_program(buffer):
@@ -144,6 +174,55 @@ def test_an_atomic_outside_its_allocation_writes_nothing(lane, buffer):
         swap_one[(2,)](memory, poison, 9, chosen, 2)
     assert memory.tolist() == [4, 4]
     assert {(stray.kind, stray.offset) for stray in access.strays} == {("read", 8), ("write", 8)}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint32])
+@pytest.mark.parametrize("kind", ["add", "and", "or", "xor", "xchg", "max", "min"])
+def test_contenders_leave_what_they_leave_one_after_the_other(
+    lane, buffer, monkeypatch, kind, dtype
+):
+    rng = np.random.default_rng([ord(letter) for letter in kind])
+    programs, block, strayed = 5, 16, set()
+
+    def ints(values, dtype):
+        return torch.from_numpy(values).to(dtype)
+
+    for bins in (1, 3, 40):
+        spots = ints(rng.integers(-2, bins + 2, programs * block), torch.int32)  # some are strays
+        on = ints(rng.integers(-1, 2, programs * block), torch.int32)  # some programs are off
+        values = ints(rng.integers(-(2**31), 2**31, programs * block), torch.int32).to(dtype)
+        start = ints(rng.integers(-(2**31), 2**31, bins), torch.int32).to(dtype)
+
+        def outcome(name, bins=bins, spots=spots, on=on, values=values, start=start):
+            memory = buffer(f"memory{name}", start)
+            old = buffer(f"old{name}", torch.full((programs * block,), 77).to(dtype))
+            with lane.observe() as access:
+                contend[(programs,)](memory, spots, values, on, old, KIND=kind, BLOCK=block)
+            strays = [(s.kind, s.line, s.program, s.offset, s.count) for s in access.strays]
+            marks = [access.read(f"memory{name}"), access.written(f"memory{name}")]
+            return memory.tolist(), old.tolist(), strays, [each.tolist() for each in marks]
+
+        at_once = outcome(f"{bins}")
+        with monkeypatch.context() as patch:
+            patch.setattr(atomics, "IN_TURN", set(ATOMIC_KINDS))
+            assert outcome(f"{bins} in turn") == at_once
+        strayed |= {stray[0] for stray in at_once[2]}
+    assert strayed == {"read", "write"}
+
+
+def test_many_contenders_for_few_addresses_take_one_round(lane, buffer, monkeypatch):
+    stores, spots = [], np.random.default_rng(2).integers(0, 4, 1 << 14).astype(np.int32)
+    store = Memory.store
+
+    def counted(*arguments, **options):
+        stores.append(1)
+        store(*arguments, **options)
+
+    monkeypatch.setattr(Memory, "store", counted)
+    bins = buffer("bins", torch.zeros(4, dtype=torch.int32))
+    count[(16,)](bins, buffer("spots", torch.from_numpy(spots)), BLOCK=1024)
+    assert bins.tolist() == np.bincount(spots).tolist()
+    assert len(stores) == 1
 
 
 def test_only_what_the_table_names_is_bound():

@@ -241,6 +241,19 @@ def test_fuel_is_renewed_for_every_launch(lane, buffer):
     assert out.item() == 190
 
 
+def test_fuel_does_not_depend_on_how_many_chunks_a_launch_has(lane, buffer):
+    lane.fuel = 30
+    bounds = buffer("bounds", ints(*[20] * 8))
+    for chunk_bytes in (1, 16, 1 << 20):
+        lane.chunk_bytes = chunk_bytes
+        sum_to[(8,)](bounds, buffer(f"out{chunk_bytes}", torch.zeros(8, dtype=torch.int32)), 0)
+    lane.fuel = 19
+    for chunk_bytes in (1, 16, 1 << 20):
+        lane.chunk_bytes = chunk_bytes
+        with pytest.raises(LaunchError, match="out of fuel"):
+            sum_to[(8,)](bounds, buffer(f"o{chunk_bytes}", torch.zeros(8, dtype=torch.int32)), 0)
+
+
 def test_a_device_assertion_is_judged_for_active_programs_only(buffer):
     asserts[(3,)](buffer("good", ints(1, -1, 9)), debug=True)
     with pytest.raises(LaunchError, match="device assertion failed: 'value is too large' in "):

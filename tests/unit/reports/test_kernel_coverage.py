@@ -37,7 +37,10 @@ def test_the_report_counts_and_names_what_never_happened():
 
 
 def test_a_long_list_is_cut_and_says_so():
-    never = tuple(Exercised(Site("k", "k.py", line, "line"), (), ("run",)) for line in range(1, 30))
+    never = tuple(
+        Exercised(Site("k", "k.py", line, "branch"), ("taken",), ("not taken",))
+        for line in range(1, 30)
+    )
     lines = coverage_lines(never, indent=0)
     assert len(lines) == 1 + MOST_ROWS
     assert "and 22 more" in lines[-1]
@@ -49,3 +52,36 @@ def test_a_campaign_reports_what_its_kernels_ran(campaign):
     assert {each.site.kernel for each in lines} == {"gather_cache_kernel"}
     assert sum(bool(each.seen) for each in lines) / len(lines) > 0.9
     assert {each.site.kind for each in summary.exercised} == {"line", "mask"}
+
+
+def test_lines_in_a_row_that_never_ran_are_one_row_of_the_report():
+    ran = {3: ("run",), 7: ("run",), 12: ("run",)}
+    lines = tuple(
+        Exercised(Site("k", file, line, "line"), ran.get(line, ()), () if line in ran else ("run",))
+        for file, numbers in (("helper.py", (14,)), ("k.py", (2, 3, 4, 6, 7, 9, 12)))
+        for line in numbers
+    )
+    mask = Exercised(Site("k", "k.py", 6, "mask", 5), (), ("all", "none"))
+    assert coverage_lines((*lines, mask), indent=0)[1:] == [
+        "  helper.py:14  never ran",
+        "  k.py:2        never ran",
+        "  k.py:4-6      never ran",
+        "  k.py:9        never ran",
+    ]
+
+
+def test_what_each_specialisation_of_a_kernel_can_do_adds_up():
+    coverage = Coverage()
+    coverage.add([Exercised(MASK, ("all",), ())])
+    assert coverage.all() == (Exercised(MASK, ("all",), ()),)
+    coverage.add([Exercised(MASK, (), ("some",))])
+    assert coverage.all() == (Exercised(MASK, ("all",), ("some",)),)
+    coverage.add([Exercised(MASK, ("some",), ())])
+    assert coverage.all() == (Exercised(MASK, ("all", "some"), ()),)
+
+
+def test_every_mask_case_of_our_kernels_can_be_seen(campaign):
+    _, _, summary = campaign("builtin:reshape_and_cache", max_cases=40)
+    masks = [each for each in summary.exercised if each.site.kind == "mask"]
+    assert len(masks) >= 4
+    assert not any("none" in (*each.seen, *each.missing) for each in masks)
