@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+from kvfuzz.cpu.arch import wave_size
 from kvfuzz.cpu.decode import decode_module
 from kvfuzz.cpu.descriptors import is_descriptor, taken_apart
 from kvfuzz.cpu.errors import UnsupportedOp
@@ -38,13 +39,18 @@ class CpuUtils:
     is no handle, and decoded kernels are kept here.
     """
 
-    def __init__(self, loaded: Callable[[], None]) -> None:
+    def __init__(self, arch: str, loaded: Callable[[], None]) -> None:
+        self._arch = arch
         self._loaded = loaded
         self._decoded: dict[bytes, Program | UnsupportedOp] = {}
 
     def get_device_properties(self, device: object) -> dict[str, int]:
-        """Limits of the device; the lane has none."""
-        return {"max_shared_mem": _NO_LIMIT, "multiprocessor_count": 304, "warpSize": 64}
+        """Limits of the device, of which the lane has none, and the size of a wavefront."""
+        return {
+            "max_shared_mem": _NO_LIMIT,
+            "multiprocessor_count": 304,
+            "warpSize": wave_size(self._arch),
+        }
 
     def load_binary(
         self, name: str, binary: bytes, shared: int, device: object
@@ -53,7 +59,7 @@ class CpuUtils:
         program = self._decoded.get(binary)
         if program is None:
             try:
-                program = decode_module(parse_module(binary.decode()))
+                program = decode_module(parse_module(binary.decode()), self._arch)
             except UnsupportedOp as refusal:
                 program = refusal
             self._decoded[binary] = program
@@ -79,7 +85,9 @@ class CpuLauncher:
             for name in ("num_warps", "num_stages", "num_ctas", "waves_per_eu", "arch")
         }
         self._signature = list(source.signature.items())
-        self._has_tuples = any(isinstance(kind, tuple) for _, kind in self._signature)
+        self._has_parts = any(
+            isinstance(kind, tuple) or is_descriptor(kind) for _, kind in self._signature
+        )
 
     def __call__(
         self,
@@ -99,7 +107,7 @@ class CpuLauncher:
             raise UnsupportedOp(function.op, function.file, function.line)
         arguments: list[tuple[str, str, Any]] = []
         for (name, kind), value in zip(self._signature, values, strict=True):
-            if self._has_tuples:
+            if self._has_parts:
                 arguments.extend(_flatten(name, kind, value))
             elif kind != "constexpr":
                 arguments.append((name, kind, value))
@@ -130,8 +138,8 @@ class CpuDriver(DriverBase):  # type: ignore[misc]
 
     def __init__(self, arch: str, host: Host, loaded: Callable[[], None]) -> None:
         super().__init__()
-        self.utils = CpuUtils(loaded)
-        self._target = GPUTarget("hip", arch, 64)
+        self.utils = CpuUtils(arch, loaded)
+        self._target = GPUTarget("hip", arch, wave_size(arch))
         # Triton keeps compiled kernels per device id, and ours hold on to their host.
         self._device = f"kvfuzz-cpu-{arch}-{id(host):x}"
         self._host = host
@@ -150,7 +158,7 @@ class CpuDriver(DriverBase):  # type: ignore[misc]
         return ty
 
     def get_current_target(self) -> Any:
-        """`hip:<arch>`, wavefronts of 64."""
+        """`hip:<arch>`, with the size of its wavefronts."""
         return self._target
 
     def get_current_device(self) -> str:
