@@ -10,7 +10,7 @@ from kvfuzz.cpu.inline_asm import bind_inline_asm
 from kvfuzz.cpu.ir import Block, Function, Module, Op, nested, reached_from
 from kvfuzz.cpu.machine import Bound, Code, Jump, Program, Routine, Step
 from kvfuzz.cpu.ops_atomic import ATOMIC_OPS
-from kvfuzz.cpu.ops_convert import CONVERSIONS
+from kvfuzz.cpu.ops_convert import CONVERSIONS, note_extended
 from kvfuzz.cpu.ops_extern import bind_extern
 from kvfuzz.cpu.ops_float import FLOAT_OPS
 from kvfuzz.cpu.ops_integer import INTEGER_OPS
@@ -106,6 +106,7 @@ class _Decoder:
     def routine(self, name: str) -> Routine:
         if name not in self._routines:
             function: Function = self._module.functions[name]
+            note_extended(function.blocks)
             self._routines[name] = Routine(name, self.blocks(function.blocks), function.num_slots)
         return self._routines[name]
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from kvfuzz.cpu.arch import Target
 from kvfuzz.cpu.errors import UnsupportedOp
-from kvfuzz.cpu.ir import FLOAT_BITS, INTEGER_BITS, Op
+from kvfuzz.cpu.ir import FLOAT_BITS, INTEGER_BITS, Block, Op, nested
 from kvfuzz.cpu.machine import Machine, Step
 from kvfuzz.cpu.numerics import FORMATS, decode, fused_multiply_add
 from kvfuzz.cpu.ops_float import Binder, reject_fp8
@@ -56,13 +56,16 @@ def _to_integer(is_unsigned: bool) -> Binder:
     - to at most 32 bits otherwise, `v_cvt_i32` or `v_cvt_u32`, and the low bits of that;
     - 8 bits come from the signed instruction, whether they have a sign or not;
     - from fp16 to 64 bits, 32 bits extended; from other floats two halves, which do not saturate.
+
+    Triton converts fp16 by way of fp32, which LLVM undoes (see `note_extended`).
     """
 
     def bind(op: Op, _: Target) -> Step:
         source, element = op.operand_types[0].element, op.type.element
         reject_fp8(op, source)
         dtype, bits = np.dtype(STORAGE[element]), INTEGER_BITS[element]
-        if bits == 64 and source != "f16":
+        is_half = source == "f16" or "from_half" in op.attributes
+        if bits == 64 and not is_half:
             halves = _halves_of_double if source == "f64" else _halves_of_single
 
             def step(_: Machine, a: Array) -> Array:
@@ -70,7 +73,7 @@ def _to_integer(is_unsigned: bool) -> Binder:
                 return ((high << 32) + low).astype(np.int64)
 
             return step
-        width = 16 if source == "f16" and bits in (8, 16) else 32
+        width = 16 if is_half and bits in (8, 16) else 32
         kind = np.dtype(f"{'u' if is_unsigned and bits > 8 else 'i'}{width // 8}")
 
         def narrow(_: Machine, a: Array) -> Array:
@@ -80,6 +83,22 @@ def _to_integer(is_unsigned: bool) -> Binder:
         return narrow
 
     return bind
+
+
+def note_extended(blocks: tuple[Block, ...]) -> None:
+    """Note on conversions to integers that their operand is an fp16 that was only extended.
+
+    LLVM then converts the fp16 itself, as its IR for gfx942 shows.
+    """
+    ops = list(nested(blocks))
+    extended = {
+        op.results[0]
+        for op in ops
+        if op.name == "arith.extf" and op.operand_types[0].element == "f16"
+    }
+    for op in ops:
+        if op.name in ("arith.fptosi", "arith.fptoui") and op.operands[0] in extended:
+            op.attributes["from_half"] = True
 
 
 def _saturated(values: Array, kind: np.dtype[Any]) -> Array:
