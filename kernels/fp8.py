@@ -36,7 +36,7 @@ def formats_of(arch: str) -> Levels:
 
     A format is in although Triton may lose its specials: where an arch has no instruction for
     e4m3fn or e5m2 (gfx942 for one), NaN and infinity become finite when converted straight to
-    bf16 (`cpu/arch.py`). A kernel that goes by way of fp32, as every reader of ours and vLLM's
-    does, keeps them, so that one which does not is found out.
+    bf16 (`cpu/arch.py`). A kernel that goes by way of fp32, as our own readers do, keeps them,
+    and one that does not is found out.
     """
     return tuple(name for name in DTYPES if _is_cdna3(arch) or not name.endswith("fnuz"))
