@@ -95,6 +95,8 @@ class Target:
 
     arch: str = DEFAULT_ARCH
     clamps_fp16: bool = False
+    has_median: bool = True
+    """Whether Triton makes one instruction of a clamp: 3.9 does, 3.6 a maximum and a minimum."""
 
     def convert(self, codes: Array, source: str, target: str, rounding: str = "rtne") -> Array:
         """`numerics.convert` as this target's code does it."""
@@ -115,14 +117,14 @@ class Target:
         return _clamped(codes, values) if element == "f16" and self.clamps_fp16 else codes
 
 
-def target_of(module: Module, arch: str) -> Target:
+def target_of(module: Module, arch: str, has_median: bool) -> Target:
     """The target of one kernel: it clamps fp16 if it converts to any fp8 format."""
     converts = any(
         op.name == "tt.fp_to_fp" and FLOAT_BITS.get(op.type.element) == 8
         for function in module.functions.values()
         for op in nested(function.blocks)
     )
-    return Target(arch, converts)
+    return Target(arch, converts, has_median)
 
 
 def wave_size(arch: str) -> int:

@@ -68,9 +68,9 @@ TERMINATORS = frozenset(
 _CARRIES = frozenset({*SHAPE_OPS, *REGION_OPS, "arith.select", "tt.call"})
 
 
-def decode_module(module: Module, arch: str = DEFAULT_ARCH) -> Program:
+def decode_module(module: Module, arch: str = DEFAULT_ARCH, *, has_median: bool = True) -> Program:
     """Bind a whole kernel for `arch`. Raises `UnsupportedOp` before anything could run."""
-    decoder = _Decoder(module, target_of(module, arch))
+    decoder = _Decoder(module, target_of(module, arch, has_median))
     entry = decoder.routine(module.entry)
     serial = waits(module)
     return Program(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Protocol
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
@@ -15,6 +16,7 @@ from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.parse import parse_module
 
 _NO_LIMIT = 1 << 30
+_HAS_MEDIAN = not triton.__version__.startswith("3.6.")
 
 
 class Host(Protocol):
@@ -59,7 +61,8 @@ class CpuUtils:
         program = self._decoded.get(binary)
         if program is None:
             try:
-                program = decode_module(parse_module(binary.decode()), self._arch)
+                module = parse_module(binary.decode())
+                program = decode_module(module, self._arch, has_median=_HAS_MEDIAN)
             except UnsupportedOp as refusal:
                 program = refusal
             self._decoded[binary] = program

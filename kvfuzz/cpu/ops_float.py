@@ -130,9 +130,11 @@ def _median(x: Array, low: Array, high: Array) -> Array:
 
 
 def _clamp(op: Op, target: Target) -> Step:
-    """One `v_med3` for fp32 and fp16; `propagateNan = all` looks at the first operand only."""
+    """One `v_med3` for fp32 and fp16, from Triton 3.9 on. `propagateNan = all` asks about the first
+    operand only.
+    """
     keeps_nan = op.attributes.get("propagateNan") == "all"
-    has_median = op.type.element in ("f32", "f16")
+    has_median = target.has_median and op.type.element in ("f32", "f16")
 
     def compute(x: Array, low: Array, high: Array) -> Array:
         within = _median(x, low, high) if has_median else _minimum(_maximum(x, low), high)
