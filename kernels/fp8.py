@@ -33,5 +33,10 @@ def formats_of(arch: str) -> Levels:
 
     FNUZ is native to CDNA 3. Triton's CUDA backend refuses it, and Triton 3.6 does not compile a
     store of it for gfx950.
+
+    A format is in although Triton may lose its specials: where an arch has no instruction for
+    e4m3fn or e5m2 (gfx942 for one), NaN and infinity become finite when converted straight to
+    bf16 (`cpu/arch.py`). A kernel that goes by way of fp32, as our own readers do, keeps them,
+    and one that does not is found out.
     """
     return tuple(name for name in DTYPES if _is_cdna3(arch) or not name.endswith("fnuz"))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from kvfuzz.cpu.arch import DEFAULT_ARCH, Target, target_of
 from kvfuzz.cpu.control import bind_call, bind_for, bind_if, bind_while
 from kvfuzz.cpu.coverage import Coverage
 from kvfuzz.cpu.errors import UnsupportedOp
@@ -10,6 +11,7 @@ from kvfuzz.cpu.inline_asm import bind_inline_asm
 from kvfuzz.cpu.ir import Block, Function, Module, Op, nested, reached_from
 from kvfuzz.cpu.machine import Bound, Code, Jump, Program, Routine, Step
 from kvfuzz.cpu.ops_atomic import ATOMIC_OPS
+from kvfuzz.cpu.ops_convert import CONVERSIONS, note_extended
 from kvfuzz.cpu.ops_extern import bind_extern
 from kvfuzz.cpu.ops_float import FLOAT_OPS
 from kvfuzz.cpu.ops_integer import INTEGER_OPS
@@ -26,15 +28,20 @@ from kvfuzz.cpu.waiting import waits
 # Every op without regions: a function from the op to its step, which may raise `UnsupportedOp`.
 OPS = {
     **INTEGER_OPS,
-    **FLOAT_OPS,
     **SHAPE_OPS,
     **MEMORY_OPS,
     **ATOMIC_OPS,
     **WATCH_OPS,
-    "tt.dot": bind_dot,
-    "tt.dot_scaled": bind_dot_scaled,
     "tt.elementwise_inline_asm": bind_inline_asm,
     "tt.extern_elementwise": bind_extern,
+}
+
+# The same, where the architecture matters: a function from the op and the target.
+TARGET_OPS: dict[str, Callable[[Op, Target], Step]] = {
+    **FLOAT_OPS,
+    **CONVERSIONS,
+    "tt.dot": bind_dot,
+    "tt.dot_scaled": bind_dot_scaled,
     "tt.histogram": bind_histogram,
 }
 
@@ -63,9 +70,9 @@ TERMINATORS = frozenset(
 _CARRIES = frozenset({*SHAPE_OPS, *REGION_OPS, "arith.select", "tt.call"})
 
 
-def decode_module(module: Module) -> Program:
-    """Bind a whole kernel. Raises `UnsupportedOp` before anything could run."""
-    decoder = _Decoder(module)
+def decode_module(module: Module, arch: str = DEFAULT_ARCH, *, has_median: bool = True) -> Program:
+    """Bind a whole kernel for `arch`. Raises `UnsupportedOp` before anything could run."""
+    decoder = _Decoder(module, target_of(module, arch, has_median))
     entry = decoder.routine(module.entry)
     serial = waits(module)
     return Program(
@@ -92,8 +99,9 @@ def _synchronises(module: Module) -> str:
 
 
 class _Decoder:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, target: Target) -> None:
         self._module = module
+        self._target = target
         self._routines: dict[str, Routine] = {}
         self.codes: list[Code] = []
         self.largest = 1
@@ -101,6 +109,7 @@ class _Decoder:
     def routine(self, name: str) -> Routine:
         if name not in self._routines:
             function: Function = self._module.functions[name]
+            note_extended(function.blocks)
             self._routines[name] = Routine(name, self.blocks(function.blocks), function.num_slots)
         return self._routines[name]
 
@@ -157,6 +166,8 @@ class _Decoder:
             if any(len(region) != 1 for region in op.regions):
                 raise _unsupported(op, "several blocks in a region")
             return REGION_OPS[op.name](op, self.block)
+        if op.name in TARGET_OPS:
+            return TARGET_OPS[op.name](op, self._target)
         if op.name in OPS:
             return OPS[op.name](op)
         raise _unsupported(op)

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Protocol
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
+from kvfuzz.cpu.arch import wave_size
 from kvfuzz.cpu.decode import decode_module
 from kvfuzz.cpu.descriptors import is_descriptor, taken_apart
 from kvfuzz.cpu.errors import UnsupportedOp
@@ -14,6 +16,7 @@ from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.parse import parse_module
 
 _NO_LIMIT = 1 << 30
+_HAS_MEDIAN = not triton.__version__.startswith("3.6.")
 
 
 class Host(Protocol):
@@ -38,13 +41,18 @@ class CpuUtils:
     is no handle, and decoded kernels are kept here.
     """
 
-    def __init__(self, loaded: Callable[[], None]) -> None:
+    def __init__(self, arch: str, loaded: Callable[[], None]) -> None:
+        self._arch = arch
         self._loaded = loaded
         self._decoded: dict[bytes, Program | UnsupportedOp] = {}
 
     def get_device_properties(self, device: object) -> dict[str, int]:
-        """Limits of the device; the lane has none."""
-        return {"max_shared_mem": _NO_LIMIT, "multiprocessor_count": 304, "warpSize": 64}
+        """Limits of the device, of which the lane has none, and the size of a wavefront."""
+        return {
+            "max_shared_mem": _NO_LIMIT,
+            "multiprocessor_count": 304,
+            "warpSize": wave_size(self._arch),
+        }
 
     def load_binary(
         self, name: str, binary: bytes, shared: int, device: object
@@ -53,7 +61,8 @@ class CpuUtils:
         program = self._decoded.get(binary)
         if program is None:
             try:
-                program = decode_module(parse_module(binary.decode()))
+                module = parse_module(binary.decode())
+                program = decode_module(module, self._arch, has_median=_HAS_MEDIAN)
             except UnsupportedOp as refusal:
                 program = refusal
             self._decoded[binary] = program
@@ -132,8 +141,8 @@ class CpuDriver(DriverBase):  # type: ignore[misc]
 
     def __init__(self, arch: str, host: Host, loaded: Callable[[], None]) -> None:
         super().__init__()
-        self.utils = CpuUtils(loaded)
-        self._target = GPUTarget("hip", arch, 64)
+        self.utils = CpuUtils(arch, loaded)
+        self._target = GPUTarget("hip", arch, wave_size(arch))
         # Triton keeps compiled kernels per device id, and ours hold on to their host.
         self._device = f"kvfuzz-cpu-{arch}-{id(host):x}"
         self._host = host
@@ -152,7 +161,7 @@ class CpuDriver(DriverBase):  # type: ignore[misc]
         return ty
 
     def get_current_target(self) -> Any:
-        """`hip:<arch>`, wavefronts of 64."""
+        """`hip:<arch>`, with the size of its wavefronts."""
         return self._target
 
     def get_current_device(self) -> str:

@@ -1,7 +1,7 @@
 """What the lane can run, by name, read off the very tables that kernels are decoded with."""
 
 from kvfuzz.cpu.atomics import ATOMIC_KINDS
-from kvfuzz.cpu.decode import MODULE_OPS, OPS, REGION_OPS, TERMINATORS
+from kvfuzz.cpu.decode import MODULE_OPS, OPS, REGION_OPS, TARGET_OPS, TERMINATORS
 from kvfuzz.cpu.inline_asm import INSTRUCTIONS, READINGS
 from kvfuzz.cpu.ir import FLOAT_BITS, INTEGER_BITS
 from kvfuzz.cpu.ops_extern import SYMBOLS
@@ -11,7 +11,7 @@ def supported() -> dict[str, tuple[str, ...]]:
     """Names by family, each sorted: Triton's IR ops by dialect (`tt ops`, `arith ops`, ...),
     `element types`, `extern symbols`, `atomic kinds` (with their element) and `inline assembly`.
     """
-    names = {*OPS, *REGION_OPS, *MODULE_OPS, *TERMINATORS}
+    names = {*OPS, *TARGET_OPS, *REGION_OPS, *MODULE_OPS, *TERMINATORS}
     families: dict[str, set[str]] = {}
     for name in names:
         families.setdefault(f"{name.split('.')[0]} ops", set()).add(name)

@@ -5,7 +5,8 @@ only arithmetic and conversions decode them. Narrow sources go through tables, f
 arithmetic. Rounding is to nearest, ties to even, unless a conversion asks for `rtz`.
 
 Overflow: fp16 and bf16 round to infinity. The fp8 formats saturate to their largest finite value,
-infinities too, because Triton's AMD backend runs with FP16_OVFL set. NaN stays NaN.
+infinities too, because Triton's AMD backend runs with FP16_OVFL set. NaN stays NaN. This is the
+general rule; `arch` has what single architectures do otherwise.
 """
 
 import math
@@ -233,12 +234,17 @@ def _f64_to_f32(values: Array, rounding: str) -> Array:
 
 
 def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
-    """`a*b + c` rounded once. For fp32 the fp64 sum is rounded to odd before it is narrowed; fp64
-    goes through fractions, one element at a time.
-    """
+    """`a*b + c` rounded once, of fp32 or fp64; fp64 goes through fractions, element by element."""
     if a.dtype == np.float64:
         fused: Array = np.vectorize(_fused_fractions, otypes=[np.float64])(a, b, c)
         return fused
+    return fused_to_odd(a, b, c).astype(np.float32)
+
+
+def fused_to_odd(a: Array, b: Array, c: Array) -> Array:
+    """`a*b + c` of fp32 numbers in fp64, its last bit set when anything was lost: `encode` then
+    rounds it once.
+    """
     product = a.astype(np.float64) * b.astype(np.float64)  # exact: 48 bits
     addend = c.astype(np.float64)
     total = product + addend
@@ -248,7 +254,7 @@ def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
     adjust = (error != 0) & np.isfinite(total) & (bits & 1 == 0)
     # The exact sum lies beyond `total` (away from zero) when the error has the sign of `total`.
     step = np.where((error > 0) == (total > 0), 1, -1)
-    return (bits + np.where(adjust, step, 0)).view(np.float64).astype(np.float32)
+    return (bits + np.where(adjust, step, 0)).view(np.float64)
 
 
 def _fused_fractions(a: float, b: float, c: float) -> float:

@@ -1,9 +1,14 @@
-"""Floating-point arithmetic and conversions.
+"""Floating-point arithmetic, as AMD's instructions do it.
 
 fp16 and bf16 are computed in fp32 and rounded once to their type, which for + - * / and sqrt is
 what a unit of that width gives. Nothing is fused that the IR does not fuse: contracting a*b+c is a
 freedom of code generation that this lane does not take. fp8 has conversions and the absolute value
 only: Triton 3.9's AMD backend cannot compile any other arithmetic or comparison of it either.
+
+Roots, powers, logarithms and trigonometry (`tl.sqrt`, `tl.rsqrt`, `tl.exp`, `tl.log`, `tl.sin` and
+their like, not `tl.sqrt_rn`) are not true to the bit: here they are rounded once, on AMD they are
+instructions good to about one unit in the last place. `exp2`, `sqrt` and `rsqrt` of fp32 are such
+an instruction alone, which takes subnormal numbers for zero.
 """
 
 from collections.abc import Callable
@@ -12,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.arch import Target
 from kvfuzz.cpu.errors import UnsupportedOp
-from kvfuzz.cpu.ir import FLOAT_BITS, INTEGER_BITS, Op
+from kvfuzz.cpu.ir import FLOAT_BITS, Op
 from kvfuzz.cpu.machine import Machine, Step
-from kvfuzz.cpu.numerics import FORMATS, convert, decode, encode, fused_multiply_add
-from kvfuzz.cpu.ops_integer import signed, unsigned
+from kvfuzz.cpu.numerics import decode, fused_multiply_add, fused_to_odd
 from kvfuzz.cpu.values import STORAGE
 
 Array = NDArray[Any]
-Binder = Callable[[Op], Step]
+Binder = Callable[[Op, Target], Step]
 
 
 def reject_fp8(op: Op, element: str) -> None:
@@ -32,14 +37,14 @@ def reject_fp8(op: Op, element: str) -> None:
 def elementwise(compute: Callable[..., Array]) -> Binder:
     """A binder for ops whose operands and result have one floating-point type."""
 
-    def bind(op: Op) -> Step:
+    def bind(op: Op, target: Target) -> Step:
         element = op.type.element
         reject_fp8(op, element)
         if element in ("f32", "f64"):
             return lambda _, *values: compute(*values)
 
         def step(_: Machine, *values: Array) -> Array:
-            return encode(compute(*[decode(value, element) for value in values]), element)
+            return target.encode(compute(*[decode(value, element) for value in values]), element)
 
         return step
 
@@ -49,7 +54,7 @@ def elementwise(compute: Callable[..., Array]) -> Binder:
 def _by_sign(clear: bool) -> Binder:
     """Sign changes touch one bit, so that NaN payloads stay."""
 
-    def bind(op: Op) -> Step:
+    def bind(op: Op, _: Target) -> Step:
         dtype = np.dtype(STORAGE[op.type.element])
         kind = np.dtype(f"u{dtype.itemsize}").type
         sign = kind(1 << (8 * dtype.itemsize - 1))
@@ -89,74 +94,14 @@ def _predicate(word: str) -> Callable[[Array, Array], Array]:
     return compute
 
 
-def _compare(op: Op) -> Step:
+def _compare(op: Op, _: Target) -> Step:
     compute = _predicate(op.words[0])
     element = op.operand_types[0].element
     reject_fp8(op, element)
     return lambda _, a, b: compute(decode(a, element), decode(b, element))
 
 
-def _convert(op: Op) -> Step:
-    source, target = op.operand_types[0].element, op.type.element
-    rounding = str(op.attributes.get("rounding", "rtne"))
-    if rounding not in ("rtne", "rtz"):
-        raise UnsupportedOp(f"{op.name} {rounding}", op.location.name, op.location.line)
-    if target == "f32" and source in FORMATS:
-        return lambda _, a: decode(a, source)
-    return lambda _, a: convert(a, source, target, rounding)
-
-
-def _from_integer(is_unsigned: bool) -> Binder:
-    def bind(op: Op) -> Step:
-        view = unsigned if is_unsigned else signed
-        target = op.type.element
-        reject_fp8(op, target)
-        dtype = STORAGE[target]
-        if target in ("f32", "f64"):
-            return lambda _, a: view(a).astype(dtype)
-        if INTEGER_BITS[op.operand_types[0].element] < 64:
-            return lambda _, a: encode(view(a).astype(np.float64), target)
-        return lambda _, a: encode(_sticky(view(a)), target)
-
-    return bind
-
-
-def _sticky(value: Array) -> Array:
-    """A 64-bit integer as fp64, its low bits folded into one so that rounding again is safe."""
-    folded = value >> 11 << 11 | ((value & 2047) != 0).astype(value.dtype) << 11
-    small = (value >> 52 == 0) | (
-        value >> 52 == value.dtype.type(-1 if value.dtype.kind == "i" else 0)
-    )
-    return np.where(small, value, folded).astype(np.float64)
-
-
-def _to_integer(is_unsigned: bool) -> Binder:
-    """Toward zero. Beyond the range (undefined in MLIR) a 32- or 64-bit register saturates, NaN
-    gives 0, as AMD's conversion instructions do; a narrower integer keeps the low bits of that.
-    """
-
-    def bind(op: Op) -> Step:
-        source, target = op.operand_types[0].element, op.type.element
-        reject_fp8(op, source)
-        dtype = STORAGE[target]
-        bits = 64 if INTEGER_BITS[target] == 64 else 32
-        info = np.iinfo(f"{'u' if is_unsigned else 'i'}{bits // 8}")
-
-        def step(_: Machine, a: Array) -> Array:
-            wide = np.trunc(decode(a, source).astype(np.float64))
-            wide = np.where(np.isnan(wide), 0.0, wide)
-            over, under = wide >= float(info.max), wide <= float(info.min)
-            inner = np.where(over | under, 0.0, wide)
-            whole = inner.astype(np.uint64 if is_unsigned else np.int64)
-            whole = np.where(over, info.max, np.where(under, info.min, whole)).astype(info.dtype)
-            return (whole & 1).astype(np.bool_) if target == "i1" else whole.astype(dtype)
-
-        return step
-
-    return bind
-
-
-def _signed_zeros(compute: Callable[[Array, Array], Array], sign: int) -> Binder:
+def _ordered(compute: Callable[[Array, Array], Array], sign: int) -> Callable[..., Array]:
     """Minimum or maximum in which -0 is less than +0, whatever NumPy's vector units do."""
 
     def ordered(a: Array, b: Array) -> Array:
@@ -166,26 +111,69 @@ def _signed_zeros(compute: Callable[[Array, Array], Array], sign: int) -> Binder
             result = np.where((a == 0) & (b == 0), zeros, result)
         return result
 
-    return elementwise(ordered)
+    return ordered
 
 
-def _clamp(op: Op) -> Step:
+_maximum, _minimum = _ordered(np.fmax, 1), _ordered(np.fmin, -1)
+
+
+def _median(x: Array, low: Array, high: Array) -> Array:
+    """`v_med3` as AMD's manual defines it: the middle one, or with a NaN the least of the others.
+
+    It compares before it picks, so that among zeros of both signs the sign is not the middle one's.
+    """
+    largest = np.fmax(np.fmax(x, low), high)
+    rest = np.where(largest == low, _maximum(x, high), _maximum(x, low))
+    result = np.where(largest == x, _maximum(low, high), rest)
+    nan = np.isnan(x) | np.isnan(low) | np.isnan(high)
+    return np.where(nan, _minimum(_minimum(x, low), high), result)
+
+
+def _clamp(op: Op, target: Target) -> Step:
+    """One `v_med3` for fp32 and fp16, from Triton 3.9 on. `propagateNan = all` asks about the first
+    operand only.
+    """
     keeps_nan = op.attributes.get("propagateNan") == "all"
+    has_median = target.has_median and op.type.element in ("f32", "f16")
 
     def compute(x: Array, low: Array, high: Array) -> Array:
-        if keeps_nan:
-            return np.minimum(np.maximum(x, low), high)
-        return np.fmin(np.fmax(x, low), high)
+        within = _median(x, low, high) if has_median else _minimum(_maximum(x, low), high)
+        return np.where(np.isnan(x), x, within) if keeps_nan else within
 
-    return elementwise(compute)(op)
+    return elementwise(compute)(op, target)
+
+
+def _fma(op: Op, target: Target) -> Step:
+    """fp16 has an instruction that rounds once; bf16 is that of fp32, then rounded."""
+    element = op.type.element
+    if element != "f16":
+        return elementwise(fused_multiply_add)(op, target)
+    return lambda _, *v: target.encode(fused_to_odd(*[decode(each, "f16") for each in v]), "f16")
+
+
+def _flushed(values: Array) -> Array:
+    """fp32 subnormals as zeros of their sign."""
+    if values.dtype != np.float32:
+        return values
+    small = np.abs(values) < np.finfo(np.float32).smallest_normal
+    return np.where(small, np.copysign(np.float32(0), values), values)
 
 
 def _divide(a: Array, b: Array) -> Array:
     return a / b
 
 
+def _root(a: Array) -> Array:
+    root: Array = np.sqrt(_flushed(a))
+    return root
+
+
 def _reciprocal_root(a: Array) -> Array:
-    return (1.0 / np.sqrt(a.astype(np.float64))).astype(a.dtype)
+    return (1.0 / np.sqrt(_flushed(a).astype(np.float64))).astype(a.dtype)
+
+
+def _power_of_two(a: Array) -> Array:
+    return _flushed(_in_double(np.exp2)(a))
 
 
 def _in_double(compute: Callable[..., Array]) -> Callable[..., Array]:
@@ -209,24 +197,17 @@ FLOAT_OPS: dict[str, Binder] = {
     "arith.remf": elementwise(np.fmod),
     "arith.negf": _by_sign(clear=False),
     "math.absf": _by_sign(clear=True),
-    "arith.maxnumf": _signed_zeros(np.fmax, 1),
-    "arith.minnumf": _signed_zeros(np.fmin, -1),
-    "arith.maximumf": _signed_zeros(np.maximum, 1),
-    "arith.minimumf": _signed_zeros(np.minimum, -1),
+    "arith.maxnumf": elementwise(_maximum),
+    "arith.minnumf": elementwise(_minimum),
+    "arith.maximumf": elementwise(_ordered(np.maximum, 1)),
+    "arith.minimumf": elementwise(_ordered(np.minimum, -1)),
     "arith.cmpf": _compare,
-    "arith.extf": _convert,
-    "arith.truncf": _convert,
-    "tt.fp_to_fp": _convert,
-    "arith.sitofp": _from_integer(False),
-    "arith.uitofp": _from_integer(True),
-    "arith.fptosi": _to_integer(False),
-    "arith.fptoui": _to_integer(True),
     "tt.clampf": _clamp,
     "tt.precise_sqrt": elementwise(np.sqrt),
-    "math.sqrt": elementwise(np.sqrt),
+    "math.sqrt": elementwise(_root),
     "math.rsqrt": elementwise(_reciprocal_root),
     "math.exp": elementwise(_in_double(np.exp)),
-    "math.exp2": elementwise(_in_double(np.exp2)),
+    "math.exp2": elementwise(_power_of_two),
     "math.log": elementwise(_in_double(np.log)),
     "math.log2": elementwise(_in_double(np.log2)),
     "math.sin": elementwise(_in_double(np.sin)),
@@ -238,5 +219,5 @@ FLOAT_OPS: dict[str, Binder] = {
     "math.ceil": elementwise(np.ceil),
     "math.trunc": elementwise(np.trunc),
     "math.roundeven": elementwise(np.rint),
-    "math.fma": elementwise(fused_multiply_add),
+    "math.fma": _fma,
 }

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.arch import Target, wave_size
+from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.ir import Block, Op
 from kvfuzz.cpu.machine import Code, Machine, Step
-from kvfuzz.cpu.numerics import decode, encode
+from kvfuzz.cpu.numerics import decode
 from kvfuzz.cpu.values import STORAGE, raw, widen
 
 Array = NDArray[Any]
@@ -127,9 +129,17 @@ def _joined(head: Array, tail: Array, axis: int) -> Array:
     return np.concatenate(wide, axis)
 
 
-def bind_dot(op: Op) -> Step:
-    """`tt.dot`: fp32 products and sums (integers exact), rounded once to the result's type."""
+def bind_dot(op: Op, target: Target) -> Step:
+    """`tt.dot`: fp32 products and sums (integers exact), rounded once to the result's type.
+
+    fp32 operands with `input_precision="tf32"`, which on gfx942 is also what a dot without one
+    has, are multiplied as fp32 too. That instruction (`xf32`) keeps about 10 bits of each operand;
+    how it rounds them is not published. Other precisions of fp32 are refused.
+    """
     left, right, _ = op.operand_types
+    precision = op.attributes.get("inputPrecision", "ieee")
+    if left.element == "f32" and precision not in ("ieee", "tf32"):
+        raise UnsupportedOp(f"{op.name} {precision}", op.location.name, op.location.line)
     element = op.type.element
     whole = not op.type.is_float
 
@@ -140,20 +150,20 @@ def bind_dot(op: Op) -> Step:
             total: Array = (product.astype(np.int64) + c).astype(STORAGE[element])
             return total
         product = np.matmul(decode(a, left.element), decode(b, right.element))
-        return encode(product + decode(c, element), element)
+        return target.encode(product + decode(c, element), element)
 
     return step
 
 
-def bind_histogram(op: Op) -> Step:
+def bind_histogram(op: Op, target: Target) -> Step:
     """`tt.histogram`: how many of the (unmasked) elements equal each bin's number.
 
     A value without a bin is undefined; AMD's code then looks at as many low bits as number the
-    bins, of which there are no fewer than the 64 lanes of a wavefront.
+    bins, of which there are no fewer than the lanes of a wavefront.
     """
     source = op.operand_types[0].shape
     bins = op.type.shape[0]
-    lowest = max(bins, 64) - 1
+    lowest = max(bins, wave_size(target.arch)) - 1
 
     def step(_: Machine, value: Array, mask: Array | None = None) -> Array:
         programs = max(len(value), 1 if mask is None else len(mask))

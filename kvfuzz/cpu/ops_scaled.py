@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.cpu.arch import Target
 from kvfuzz.cpu.ir import Op, Type
 from kvfuzz.cpu.machine import Machine, Step
 from kvfuzz.cpu.numerics import convert, decode, encode
@@ -26,7 +27,7 @@ _FP4_VALUES = np.concatenate([_FP4, -_FP4])
 _FORMATS = {"e2m1": "i8", "e4m3": "f8E4M3FN", "e5m2": "f8E5M2", "bf16": "bf16", "fp16": "f16"}
 
 
-def bind_dot_scaled(op: Op) -> Step:
+def bind_dot_scaled(op: Op, target: Target) -> Step:
     """Bind both sides with their formats, packing and scales."""
     is_scaled: Any = op.attributes["scaled"]
     formats = [str(op.attributes[side]) for side in ("lhs", "rhs")]
@@ -49,7 +50,7 @@ def bind_dot_scaled(op: Op) -> Step:
         rest = list(operands)
         a = left.widened(rest.pop(0), rest.pop(0) if left.scale else None)
         b = right.widened(rest.pop(0), rest.pop(0) if right.scale else None)
-        return encode(np.matmul(a, b) + decode(rest[0], element), element)
+        return target.encode(np.matmul(a, b) + decode(rest[0], element), element)
 
     return step
 

@@ -25,7 +25,7 @@ from kvfuzz.cpu.text import (
 _OP = re.compile(r'(?:(%[^="]+?) = )?"?([a-z_]\w*\.[\w.]+)"?(.*)$')
 _SUCCESSOR = re.compile(r"\^(\w+)(?:\(([^)]*)\))?")
 _SYMBOL = re.compile(r'@("[^"]*"|[\w.$]+)')
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_SYMBOL_OR_STRING = re.compile(r'@("[^"]*"|[\w.$]+)|"((?:[^"\\]|\\.)*)"')
 
 # Printed forms that leave the result's type out or put it first; elsewhere it comes last.
 _IMPLIED_TYPES: dict[str, Callable[[tuple[Type, ...]], tuple[Type, ...]]] = {
@@ -154,10 +154,10 @@ class _Reader:
         location, signature_line = self._strip_location(signature_line)
         if not regions:
             body = signature_line
-        symbol = _SYMBOL.search(body)
-        body = _SYMBOL.sub("", body)
-        strings = _STRING.findall(body)
-        body = _STRING.sub("", body)
+        quoted = list(_SYMBOL_OR_STRING.finditer(body))
+        symbols = [match[1].strip('"') for match in quoted if match[1]]
+        strings = [match[2] for match in quoted if match[2] is not None]
+        body = _SYMBOL_OR_STRING.sub("", body)
         parts = split_top(body, " : ")
         if rest.endswith("({"):
             types_text = split_top(signature_line, " : ")[-1]
@@ -172,8 +172,8 @@ class _Reader:
         attributes = {**pairs, **parse_attributes(groups)}
         if strings:
             attributes["strings"] = tuple(strings)
-        if symbol:
-            attributes["callee"] = symbol[1].strip('"')
+        if symbols:
+            attributes["callee"] = symbols[0]
         if name == "arith.constant":
             attributes["value"] = body.strip()
         if name == "tt.dot_scaled":
