@@ -15,6 +15,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from kvfuzz.engine.worker.entry import (
     DIED_WITHOUT_ERROR,
+    LOST_DEVICE,
     Description,
     WorkerConfig,
     check,
@@ -119,6 +120,8 @@ def _cause(death: ProcessExpired) -> str:
     code = death.exitcode
     if code == DIED_WITHOUT_ERROR:
         return "ended its process with os._exit(0)"
+    if code == LOST_DEVICE:
+        return "made the GPU unusable for its process (a memory fault; see its stderr)"
     if code < 0:
         name = signal.Signals(-code).name
         return f"killed its process with {name}"

@@ -45,6 +45,8 @@ class Description(msgspec.Struct, frozen=True):
 
 DIED_WITHOUT_ERROR = 113
 """Exit code of a worker whose target called os._exit(0): the pool would take 0 for a normal end."""
+LOST_DEVICE = 114
+"""Exit code of a worker whose GPU answers no more, as after an access to no memory at all."""
 
 
 def settle() -> None:

@@ -4,7 +4,9 @@ A lane hands out buffers, runs a call and says what it saw. `cpu` is kvfuzz's ow
 and records every access; `gpu` runs on the device of this torch build and sees bytes only.
 """
 
+import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvfuzz.engine.worker.entry import LOST_DEVICE
 from kvfuzz.errors import InfrastructureError, NotCheckedError, UsageError
 from kvfuzz.model.coverage import Exercised
 from kvfuzz.model.held import Held
@@ -170,8 +173,20 @@ class GpuLane:
             call()
             torch.cuda.synchronize()
         except BaseException as error:  # sys.exit in a target is no end of the worker
+            self._leave_if_lost(error)
             return Seen(error=error)
         return Seen()
+
+    def _leave_if_lost(self, error: BaseException) -> None:
+        """End the process where the device answers no more: nothing can be judged in it again."""
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            text = " ".join(str(error).split())
+            print(
+                f"kvfuzz: the GPU is lost to this worker: {text[:300]}", file=sys.stderr, flush=True
+            )
+            os._exit(LOST_DEVICE)
 
 
 def _device_arch() -> str:
