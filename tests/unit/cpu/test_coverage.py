@@ -183,7 +183,9 @@ def test_two_accesses_of_one_line_are_two_places(lane, buffer):
 def test_of_a_statement_of_many_lines_all_or_none_has_run(lane, covered):
     skipped = covered(many_lines, 1, _ints(*[0] * 16), 3, BLOCK=8)
     never = {line for (kind, line), seen in skipped.items() if kind == "line" and not seen}
-    assert 81 in never <= set(range(81, 89))
+    # Triton 3.6 places the ops of a call at its arguments.
+    assert never
+    assert never <= set(range(81, 89))
     assert skipped["line", 89] == {"run"}
     ran = covered(many_lines, 1, _ints(*[0] * 16), 6, BLOCK=8)
     assert all(ran.values())

@@ -39,6 +39,7 @@ def worker(tmp_path):
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("raise GeneratorExit", "GeneratorExit"),
         ("os._exit(0)", "os._exit(0)"),
+        ("os._exit(114)", "made the GPU unusable"),
         ("os._exit(5)", "exit code 5"),
         ("os.abort()", "SIGABRT"),
         ("raise ValueError('in\\ntwo') from KeyError('why')", "ValueError: in: two (from KeyError"),
