@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from kvfuzz.cpu import CpuLane
-from kvfuzz.cpu.access import Stray
+from kvfuzz.cpu.access import Overflow, Stray
+from kvfuzz.cpu.races import Race
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.stubs import Stub
 from kvfuzz.kernels.vllm_stubs import known
@@ -80,11 +81,13 @@ def attention_tree(root: str) -> SourceTree:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a launch did: its outputs, the inputs whose bytes changed, and stray accesses."""
+    """What a launch did: its outputs, the inputs whose bytes changed, and what was amiss."""
 
     result: Any
     changed: list[str]
     strays: list[Stray]
+    overflows: list[Overflow]
+    races: list[Race]
 
 
 @dataclass
@@ -105,7 +108,9 @@ class Launcher:
             changed = [
                 name for name, (now, before) in self._inputs.items() if not torch.equal(now, before)
             ]
-            self._outcomes[key] = Outcome(result, changed, access.strays)
+            self._outcomes[key] = Outcome(
+                result, changed, access.strays, access.overflows, access.found_races
+            )
         return self._outcomes[key]
 
     def given(self, name: str, values: torch.Tensor) -> torch.Tensor:

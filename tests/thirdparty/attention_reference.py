@@ -136,10 +136,19 @@ def worst(computed: Computed) -> float:
     )
 
 
+KNOWN_RACES = {("kernel_unified_attention", "segm_expsum")}
+"""Upstream, 0.33.0: BLOCK_Q is BLOCK_M // num_queries_per_kv, and where that leaves a rest, the
+last rows of a program are the first query of the next one. Both write it, and their sums over a
+segment differ in the last bits. (Up to 0.33.0 the same rows of `out` are written twice, too, with
+equal bytes wherever the result is right.)"""
+
+
 def assert_right(outcome: Outcome) -> None:
     """Every element is as near as it must be, and nothing else was touched."""
     __tracebackhide__ = True
     assert outcome.strays == []
+    assert outcome.overflows == []
+    assert {(race.kernel, race.allocation) for race in outcome.races} <= KNOWN_RACES
     assert outcome.changed == []
     assert worst(outcome.result) <= 1
 

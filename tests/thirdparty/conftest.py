@@ -277,11 +277,20 @@ def surface_lane():
 
 
 @pytest.fixture
-def surface(surface_lane, trees):
-    """The buffers and modules of one test."""
+def unwatched_surface(surface_lane, trees):
+    """The buffers and modules of one test, which may observe launches itself."""
     opened = Surface(surface_lane, trees)
     yield opened
     opened.release()
+
+
+@pytest.fixture
+def surface(surface_lane, unwatched_surface):
+    """The buffers and modules of one test, in which no kernel may race or overflow."""
+    with surface_lane.observe() as access:
+        yield unwatched_surface
+    assert access.overflows == []
+    assert access.found_races == []
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ BF16 = torch.bfloat16.itemsize
 
 
 @pytest.fixture
-def raw_lane(surface):
+def raw_lane(unwatched_surface):
     """The lane below the tables, for memory that is too large to fill."""
-    return surface._lane
+    return unwatched_surface._lane
 
 
 def _hf3fs(raw_lane, surface, num_blocks):
@@ -45,26 +45,27 @@ def _hf3fs(raw_lane, surface, num_blocks):
     return access, layer[-1, 3]
 
 
-def test_hf3fs_scatter_of_0_33_0_computes_block_offsets_in_32_bits(raw_lane, surface):
+def test_hf3fs_scatter_of_0_33_0_computes_block_offsets_in_32_bits(raw_lane, unwatched_surface):
     """block_idx * block_stride wraps from 2**31 elements on: 65,537 blocks of these, 4 GiB."""
-    access, stored = _hf3fs(raw_lane, surface, num_blocks=65_546)
+    access, stored = _hf3fs(raw_lane, unwatched_surface, num_blocks=65_546)
     overflow = access.overflows[0]
     assert (overflow.reached, overflow.file) == ("address", "gather_scatter_helper.py")
     assert overflow.offset - overflow.exact == -(1 << 32) * BF16
     assert not stored.any()
 
 
-def test_hf3fs_scatter_of_0_33_0_is_right_below_2_31_elements(raw_lane, surface):
-    access, stored = _hf3fs(raw_lane, surface, num_blocks=65_536)
+def test_hf3fs_scatter_of_0_33_0_is_right_below_2_31_elements(raw_lane, unwatched_surface):
+    access, stored = _hf3fs(raw_lane, unwatched_surface, num_blocks=65_536)
     assert (access.overflows, access.strays, access.found_races) == ([], [], [])
     assert (stored == 1.5).all()
 
 
 @pytest.mark.parametrize(("release", "strays"), [("0.19.0", 48), ("0.24.0", 0)])
 def test_block_tables_are_zeroed_by_the_width_of_the_first_group(
-    surface, raw_lane, release, strays
+    unwatched_surface, raw_lane, release, strays
 ):
     """Groups of widths 32 and 8: to 0.19.0 padding rows of the second are cleared 32 wide."""
+    surface = unwatched_surface
     if release >= "0.24":
         surface.load(release, "vllm/v1/worker/gpu/buffer_utils.py")
     module = surface.load(release, BLOCK_TABLE)
