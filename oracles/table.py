@@ -6,12 +6,6 @@ from kvfuzz.oracles.properties import Property
 PROPERTIES: tuple[Property, ...] = (
     Property("crash", access.crash),
     Property("no_overflow", schedule.no_overflow),
-    Property(
-        "no_race",
-        schedule.no_race,
-        variants=schedule.race_variants,
-        hazards=schedule.harmless_races,
-    ),
     Property("oracle", stored_bytes.oracle),
     Property("complete", stored_bytes.complete),
     Property(
@@ -25,6 +19,12 @@ PROPERTIES: tuple[Property, ...] = (
         access.bounds,
         variants=access.bounds_variants,
         hazards=access.stray_reads,
+    ),
+    Property(
+        "no_race",
+        schedule.no_race,
+        variants=schedule.race_variants,
+        hazards=schedule.harmless_races,
     ),
     Property(
         "roundtrip",

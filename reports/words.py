@@ -44,7 +44,7 @@ _WORDS: dict[str, PropertyWords] = {
         "no access outside an allocation writes, or reads what reaches a result"
     ),
     "no_overflow": PropertyWords(
-        "no 32-bit integer that loses bits decides the address, mask or branch of an access"
+        "no integer that loses bits decides the address, mask, branch or loop bound of an access"
     ),
     "no_race": PropertyWords(
         "no byte is written differently, or read and changed, by two programs of one launch"

@@ -13,16 +13,20 @@ from kvfuzz.model.coverage import Exercised
 PROPERTY_NAMES: tuple[str, ...] = (
     "crash",
     "no_overflow",
-    "no_race",
     "oracle",
     "complete",
     "frame",
     "immutable",
     "bounds",
+    "no_race",
     "roundtrip",
     "determinism",
 )
-"""Every property, in the order in which a finding is named after them: causes before symptoms."""
+"""Every property, in the order in which a finding is named after them.
+
+A lossy integer is the cause of what follows; a race is as often as not the consequence of a wrong
+stride, whose byte says more.
+"""
 
 Outcome = Literal["passed", "failed", "not_checked"]
 
