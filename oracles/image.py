@@ -26,7 +26,8 @@ def positions(case: Case, field: Field, **coordinates: Tensor) -> Tensor:
     starts, stops = (torch.tensor(ends, device=at.device) for ends in zip(*kept.spans, strict=True))
     number = torch.searchsorted(starts, at, right=True) - 1
     if bool((number < 0).any()) or bool((at >= stops[number]).any()):
-        raise UsageError(f"an element of {field.name} lies outside the held bytes of the cache")
+        first = int(at[(number < 0) | (at >= stops[number])][0])
+        raise UsageError(f"byte {first} of {field.buffer}, in {field.name}, is not held")
     return at - starts[number] + torch.tensor(kept.firsts, device=at.device)[number]
 
 

@@ -32,7 +32,7 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """A 32-bit integer that lost bits at `lost_where` and decided an access at `where`.
+    """An integer that lost bits at `lost_where` and decided an access at `where`.
 
     For an address `used` and `exact` are byte offsets in `buffer`, for the bound of a loop they are
     the bounds, else truth values.

@@ -1,6 +1,6 @@
 """Properties of what the hardware may do in another way: no_overflow and no_race.
 
-Integers of 32 bits that lose bits may do so unseen, as long as the result decides no access. Two
+Integers of at most 32 bits may lose some unseen, as long as the result decides no access. Two
 programs of a launch run in any order, so a byte that both write differently, or that one reads and
 the other changes, has no defined value.
 """
@@ -24,7 +24,7 @@ def _unseen(run: Run) -> NotChecked | None:
 
 
 def no_overflow(runs: Runs) -> Violation | NotChecked | None:
-    """No 32-bit integer that lost bits reaches an address, or the mask or branch of an access."""
+    """No integer that lost bits reaches an address, or the mask, branch or loop of an access."""
     run = runs[BASE]
     if unseen := _unseen(run):
         return unseen

@@ -25,7 +25,7 @@ CACHE_BYTES = 1 << 21
 RUN_ELEMENTS = 1 << 14
 """Elements of one side of a long run, about."""
 MOST_BLOCKS = 1 << 16
-FAR_IN = 15
+NEAR_PER_FAR = 15
 """Batches near the start of the cache, for one that lies past 2**31."""
 
 
@@ -122,7 +122,8 @@ def first_blocks(block_stride: int, element: int, levels: tuple[str, ...]) -> Se
     far = [at[level] for level in possible if level != "near"]
     if "near" not in possible:
         return st.one_of(far)
-    return st.sampled_from((at["near"],) * FAR_IN + tuple(far)).flatmap(lambda chosen: chosen)
+    near = (at["near"],) * max(1, NEAR_PER_FAR * len(far))
+    return st.sampled_from(near + tuple(far)).flatmap(lambda chosen: chosen)
 
 
 def _distinct(count: int, below: int) -> SearchStrategy[list[int]]:

@@ -134,8 +134,10 @@ def vllm():
 
     def tree(release: str) -> dict[str, str]:
         folder = sources.tree(release)
-        if not folder.is_dir():
-            pytest.fail(f"no tree of vLLM {release}: python tests/thirdparty/sources.py {release}")
+        if not sources.is_complete(folder):
+            pytest.fail(
+                f"no complete tree of vLLM {release}: python tests/thirdparty/sources.py {release}"
+            )
         return {"vllm": str(folder)}
 
     return tree

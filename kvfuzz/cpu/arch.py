@@ -9,7 +9,8 @@ family has an instruction for a conversion, the general rule is taken for it.
 
 A kernel that converts to an fp8 format anywhere runs with FP16_OVFL set from its first instruction
 on (`s_setreg` of MODE, bit 23, in AMD's assembly for all six): fp16 results of finite inputs then
-overflow to the largest finite value instead of infinity.
+overflow to the largest finite value instead of infinity. Library functions and atomics are not
+clamped here.
 """
 
 from collections.abc import Callable

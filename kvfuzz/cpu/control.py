@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfuzz.cpu.errors import LaunchError
-from kvfuzz.cpu.ir import ACCESSES, NOWHERE, Block, Op, nested
+from kvfuzz.cpu.ir import ACCESSES, Block, Op, nested
 from kvfuzz.cpu.machine import Code, Machine, Routine, Step
 from kvfuzz.cpu.overflow import decide, doubted
 from kvfuzz.cpu.values import STORAGE, Mask, merge
@@ -19,8 +19,6 @@ from kvfuzz.cpu.values import STORAGE, Mask, merge
 Array = NDArray[Any]
 BindBlock = Callable[[Block], Code]
 Split = tuple[bool, Mask]  # whether any program goes this way, and which
-
-_BRANCH = Op("cf.br", (), (), (), (), NOWHERE)  # of a block that holds nothing else
 
 
 def split(mask: Mask, condition: Array) -> tuple[Split, Split]:
@@ -74,11 +72,11 @@ def run_blocks(
             continue
         ways: tuple[Split, ...] = ((True, mask),)
         if len(code.targets) == 2:
-            ways = _fork(machine, code.terminator, outcome[0])
+            ways = _fork(machine, code.last, outcome[0])
         for target, (any_goes, going) in zip(code.targets, ways, strict=True):
             if any_goes:
                 if target.block <= number:
-                    machine.burn(code.ops[-1].op if code.ops else _BRANCH)
+                    machine.burn(code.last)
                 passed = [machine.slots[slot] for slot in target.operands]
                 arrivals.setdefault(target.block, []).append((going, passed))
     _, results = _join(returned)
@@ -86,12 +84,8 @@ def run_blocks(
     return tuple(results)
 
 
-def _fork(
-    machine: Machine, op: Op | None, condition: Any, *, guards: bool = True
-) -> tuple[Split, Split]:
+def _fork(machine: Machine, op: Op, condition: Any, *, guards: bool = True) -> tuple[Split, Split]:
     """Which programs take a branch of `op` and which do not; both are noted."""
-    if op is None:
-        return split(machine.mask, condition)
     ways = split(machine.mask, decide(machine, op, condition, guards=guards))
     if machine.coverage is not None:
         machine.coverage.note(op, ways[0][0], ways[1][0])

@@ -115,7 +115,7 @@ class CpuLane:
         """The bytes of the allocation `name`; uint8 `[nbytes]`. Raises `LaneError`."""
         allocation = self._space.named(name)
         if allocation is None:
-            raise LaneError(f"name={name!r} is not allocated")
+            raise LaneError(f"name={name!r} is not allocated; allocate it first")
         return allocation.bytes
 
     def release_all(self) -> None:
@@ -132,7 +132,7 @@ class CpuLane:
         `readers` also finds races between a read and a write.
         """
         if self._access is not None:
-            raise LaneError("an observation is running already")
+            raise LaneError("an observation is running already; leave it first")
         self._access = Access(self._space, trace_origins=trace_origins, readers=readers)
         try:
             yield self._access

@@ -62,6 +62,13 @@ class Code:
     targets: tuple[Jump, ...]
     terminator: Op | None = None
 
+    @property
+    def last(self) -> Op:
+        """The terminator of a block that branches."""
+        if self.terminator is None:
+            raise ValueError("a block without a terminator branches nowhere")
+        return self.terminator
+
     def all_ops(self) -> tuple[Op, ...]:
         """The ops of this block, the terminator last; those of their regions not."""
         last = () if self.terminator is None else (self.terminator,)
@@ -70,7 +77,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """A function: its blocks in an order where every branch goes forward."""
+    """A function: its blocks, each before those it branches to, loops aside."""
 
     name: str
     blocks: tuple[Code, ...]

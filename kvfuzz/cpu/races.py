@@ -39,8 +39,9 @@ class Race:
     many elements.
 
     `file`, `line` and `program` (x, y, z) are of the later access here, the `other` ones of the
-    earlier access: 0 and None where they are not known, and the same program where lanes of one
-    store disagree. `offset` is in bytes.
+    earlier access, 0 and None where they are not known. Within one store, `program` is whose value
+    is lost and `other_program` whose stays; they are one where its own lanes disagree. `offset` is
+    in bytes.
     """
 
     kind: RaceKind
@@ -59,7 +60,7 @@ class Race:
 
 @dataclass
 class Races:
-    """The tickets of one observation. `readers` asks for reads to be noted, too."""
+    """The tickets of one observation. `with_readers` asks for reads to be noted, too."""
 
     with_readers: bool = False
     found: dict[tuple[int, int, RaceKind], Race] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class Races:
                 self._add("read/write", chosen, allocation, size, *race_with)
 
     def read(self, chosen: Chosen, allocation: Allocation, size: int) -> None:
-        """Note a load; only with `readers`."""
+        """Note a load; only `with_readers`."""
         if self.is_silent:
             return
         if chosen.index is None:

@@ -6,7 +6,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 import msgspec
 from pebble import ProcessExpired, ProcessPool
 
-from kvfuzz.engine.pool import START_TIMEOUT_S
+from kvfuzz.engine.pool import START_TIMEOUT_S, cause
 from kvfuzz.engine.worker.entry import check_up, settle
 from kvfuzz.model.checkup import Checkup, LaneState
 from kvfuzz.model.target import LANES
@@ -24,7 +24,7 @@ def _checked(lane: str, arch: str) -> Checkup:
             task = pool.schedule(check_up, args=(lane, arch), timeout=START_TIMEOUT_S)
             return msgspec.msgpack.decode(task.result(), type=Checkup)
         except ProcessExpired as death:
-            trouble = f"the worker ended with exit code {death.exitcode}"
+            trouble = f"the kernel {cause(death)}"
         except FutureTimeout:
             trouble = f"the worker gave no answer within {START_TIMEOUT_S:.0f} s"
         except KeyboardInterrupt:

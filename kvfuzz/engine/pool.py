@@ -77,7 +77,7 @@ class Worker:
             description = msgspec.msgpack.decode(task.result(), type=Description)
         except ProcessExpired as death:
             raise InfrastructureError(
-                f"the worker {_cause(death)} while loading the target; "
+                f"the worker {cause(death)} while loading the target; "
                 "run the target's file by itself to see why"
             ) from None
         except FutureTimeout:
@@ -103,7 +103,7 @@ class Worker:
             return msgspec.msgpack.decode(task.result(), type=Verdict)
         except ProcessExpired as death:
             self._started = False
-            return _fatal(f"the target {_cause(death)}")
+            return _fatal(f"the target {cause(death)}")
         except FutureTimeout:
             self._started = False
             return _fatal(f"the target hung: no end after {self._timeout:g} s (--case-timeout)")
@@ -116,7 +116,8 @@ class Worker:
             ) from error
 
 
-def _cause(death: ProcessExpired) -> str:
+def cause(death: ProcessExpired) -> str:
+    """How a worker's process ended, as the end of a sentence about what it ran."""
     code = death.exitcode
     if code == DIED_WITHOUT_ERROR:
         return "ended its process with os._exit(0)"

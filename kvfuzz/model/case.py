@@ -131,7 +131,7 @@ def _check_fill(buffer: Buffer) -> None:
     fill, where = buffer.fill, f"fill of buffer {buffer.name}"
     _require(
         buffer.nbytes < LARGE or isinstance(fill, ByteFill),
-        f"{where}: {buffer.nbytes} bytes, from {LARGE} on only a fill of `bytes`",
+        f"{where}: {buffer.nbytes} bytes, use a fill of `bytes`, or less than {LARGE}",
     )
     if isinstance(fill, IntegerFill):
         bits = 8 * itemsize(fill.dtype) if fill.dtype in DTYPES | INTEGER_SIZES else 0

@@ -36,7 +36,7 @@ class Coverage:
         self._possible: dict[Site, tuple[str, ...]] = {}
 
     def add(self, exercised: Iterable[Exercised]) -> None:
-        """Add what a case, a worker or another campaign has exercised."""
+        """Add what a case has exercised."""
         for each in exercised:
             self._seen.setdefault(each.site, set()).update(each.seen)
             known = self._possible.get(each.site, ())

@@ -86,7 +86,7 @@ def _spans(case: Case, name: str) -> Held:
         for field in case.fields
         if field.buffer == name
         for block in _blocks(case, field)
-        for start, stop in _pieces(field, block)
+        for start, stop in (_span(field, block),)
     )
     merged: list[tuple[int, int]] = []
     for start, stop in spans:
@@ -107,8 +107,8 @@ def _blocks(case: Case, field: Field) -> list[int]:
     return sorted(block for block in {*near, *field.blocks} if 0 <= block <= last)
 
 
-def _pieces(field: Field, block: int) -> list[tuple[int, int]]:
-    """The bytes that span one block of a field; none where the field does not own the block."""
+def _span(field: Field, block: int) -> tuple[int, int]:
+    """The bytes from the first to the last of one block of a field."""
     inner = dict.fromkeys(field.extents, 0) | {"block": block}
     start = field.byte({axis: inner[axis] for axis in field.extents})
     reach = sum(
@@ -116,4 +116,4 @@ def _pieces(field: Field, block: int) -> list[tuple[int, int]]:
         for term in field.terms
         if term.axis != "block"
     )
-    return [(start, start + reach + itemsize(field.dtype))]
+    return start, start + reach + itemsize(field.dtype)

@@ -107,7 +107,8 @@ class GuardedBuffers:
             raw = torch.zeros(kept.nbytes + 2 * GUARD_BYTES, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
             raise NotCheckedError(
-                f"buffer {name}: no room for {kept.nbytes:,} bytes on {self._device}"
+                f"buffer {name}: no room for {kept.nbytes:,} bytes on {self._device}; "
+                "narrow with --where reach=near"
             ) from error
         raw[:GUARD_BYTES] = GUARD_VALUE
         raw[-GUARD_BYTES:] = GUARD_VALUE

@@ -174,11 +174,12 @@ def test_the_loss_travels_through_selects_and_changes_of_shape(launch):
     assert (found.program, found.offset, found.exact) == ((1, 0, 0), 0, 4 * BIG * 4)
 
 
-def test_without_an_observation_nothing_is_looked_for(lane, buffer, launch):
-    src = buffer("other", torch.arange(8, dtype=torch.int32))
-    out = buffer("result", torch.zeros(2, dtype=torch.int32))
+def test_without_an_observation_nothing_is_looked_for(lane, buffer, monkeypatch):
+    monkeypatch.setattr("kvfuzz.cpu.overflow._kept", lambda *_: pytest.fail("looked for"))
+    src = buffer("src", torch.arange(8, dtype=torch.int32) + 5)
+    out = buffer("out", torch.zeros(2, dtype=torch.int32))
     narrow_offset[(2,)](src, out, 8, BIG)
-    assert out.tolist() == [0, 0]
+    assert out.tolist() == [5, 5]
 
 
 @triton.jit

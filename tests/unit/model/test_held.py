@@ -88,3 +88,10 @@ def test_positions_of_a_field_are_those_of_its_addresses(case):
     coordinates = {axis: torch.tensor([value]) for axis, value in rest.items()}
     at = image.positions(case, field, block=torch.tensor(NAMED), **coordinates)
     assert at.tolist() == [kept.position(field.byte({"block": each, **rest})) for each in NAMED]
+
+
+def test_what_is_held_in_part_is_reserved_and_not_committed():
+    from kvfuzz.cpu import reserve
+    from kvfuzz.model import case
+
+    assert case.LARGE >= reserve.LARGE
