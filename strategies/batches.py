@@ -103,27 +103,27 @@ def occupancies(
     return Occupancy(batch, first + window, tuple(sorted(ids[at : at + num_state])))
 
 
-def first_blocks(block_stride: int, element: int, levels: tuple[str, ...]) -> SearchStrategy[int]:
+@st.composite
+def first_blocks(draw: DrawFn, block_stride: int, element: int, levels: tuple[str, ...]) -> int:
     """The least id of the blocks in use: 0 as a rule, and now and then past 2**31, as the `levels`
     of the axis `reach` ask for.
 
     `block_stride` is in bytes, `element` the bytes of one. Past 2**32 elements an unsigned index
-    fails, too, so that a block lies past twice the boundary every other time.
+    fails, too, so that a block lies past twice the boundary every other time. Near and far take
+    the same choices, so that a far case shrinks to a near one that is otherwise the same.
     """
-    at = {
-        "near": st.just(0),
-        "past_2g_bytes": st.just(-(-REACH // block_stride)),
-        "past_2g_elements": st.sampled_from(
-            [-(-REACH * element * times // block_stride) for times in (1, 2)]
-        ),
-    }
     # Where an element is one byte, bytes are elements.
     possible = [level for level in levels if element > 1 or level != "past_2g_bytes"]
-    far = [at[level] for level in possible if level != "near"]
-    if "near" not in possible:
-        return st.one_of(far)
-    near = (at["near"],) * max(1, NEAR_PER_FAR * len(far))
-    return st.sampled_from(near + tuple(far)).flatmap(lambda chosen: chosen)
+    far = [level for level in possible if level != "near"]
+    near = ["near"] * max(1, NEAR_PER_FAR * len(far)) if "near" in possible else []
+    level = draw(st.sampled_from(near + far))
+    times = draw(st.sampled_from((1, 2)))
+    boundary = {
+        "near": 0,
+        "past_2g_bytes": REACH,
+        "past_2g_elements": REACH * element * times,
+    }
+    return -(-boundary[level] // block_stride)
 
 
 def _distinct(count: int, below: int) -> SearchStrategy[list[int]]:

@@ -4,6 +4,7 @@ The parent's half of the engine. It owns the budget, the journal and the output 
 what happens as events; the worker owns the target.
 """
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ MOST_UNCHECKED = 0.05
 MOST_REJECTED = 1000
 """Draws outside `--where`, without one inside, after which levels are taken to be impossible."""
 PROGRESS_INTERVAL_S = 0.1
+NEAR_FIRST = 32
+"""Cases that are drawn before any that reaches past 2**31."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +59,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     case_timeout_s: float = 30.0
     shrink_s: float = 20.0
     command: str = ""
+
+
+def _parts(domain: Domain) -> list[tuple[Domain, float]]:
+    """What is drawn from, and up to which number of cases: near the start of the cache first.
+
+    A bug that shows near is found near. Far out it need not shrink to there: block 0 of a far
+    range is as wrong as any other, and block 0 of the cache is right.
+    """
+    levels = domain.levels("reach")
+    if "near" not in levels or levels == ("near",):
+        return [(domain, math.inf)]
+    near = msgspec.structs.replace(domain, allowed={**domain.allowed, "reach": ("near",)})
+    return [(near, NEAR_FIRST), (domain, math.inf)]
 
 
 class Campaign:
@@ -141,26 +157,32 @@ class Campaign:
                 self._report(worker, description, case, verdict, case.nbytes)
                 if not keep_going:
                     return "finding"
-        exploration = Exploration(
-            scenes(info.op, domain),
-            lambda scene: self._fails(worker, domain, scene),
-            random_seed=self._options.random_seed,
-            size_of=size_of,
-        )
-        while not self._deadline.reached():
-            found = exploration.next_failure(self._deadline, shrink_s=self._options.shrink_s)
-            if found is None:
-                break
-            self._hunted = ""
-            case, first = lower(found.smallest), lower(found.first)
-            verdict = self._check(worker, case)
-            self._report(worker, description, case, verdict, first.nbytes)
-            if not keep_going:
-                return "finding"
+        for part, until in _parts(domain):
+            exploration = self._exploration(worker, info.op, part)
+            while not self._deadline.reached():
+                found = exploration.next_failure(
+                    self._deadline, shrink_s=self._options.shrink_s, until=until
+                )
+                if found is None:
+                    break
+                self._hunted = ""
+                case, first = lower(found.smallest), lower(found.first)
+                verdict = self._check(worker, case)
+                self._report(worker, description, case, verdict, first.nbytes)
+                if not keep_going:
+                    return "finding"
         if not self._tally.executed and self._tally.rejected >= MOST_REJECTED:
             return "rejected"
         spent = self._options.max_cases
         return "max_cases" if spent and self._deadline.cases >= spent else "budget"
+
+    def _exploration(self, worker: Worker, op: str, domain: Domain) -> Exploration:
+        return Exploration(
+            scenes(op, domain),
+            lambda scene: self._fails(worker, domain, scene),
+            random_seed=self._options.random_seed,
+            size_of=size_of,
+        )
 
     def _fails(self, worker: Worker, domain: Domain, scene: Scene) -> bool | None:
         """Whether a scene fails in a new way, of the property being shrunk; None: not to be run."""

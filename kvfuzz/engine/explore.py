@@ -5,6 +5,7 @@ would draw the same examples every night. Examples come in batches, since one lo
 keeps every example it has seen.
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -94,15 +95,18 @@ class Exploration:
         self._size_of = size_of
         self._batch = 0
 
-    def next_failure(self, deadline: Deadline, *, shrink_s: float) -> Failure | None:
-        """The next failure, shrunk for at most `shrink_s`, or None when the deadline passed."""
-        while not deadline.reached():
-            found = self._run_batch(deadline, shrink_s)
+    def next_failure(
+        self, deadline: Deadline, *, shrink_s: float, until: float = math.inf
+    ) -> Failure | None:
+        """The next failure, shrunk for at most `shrink_s`, or None when the deadline has passed or
+        `until` cases were run."""
+        while not deadline.reached() and deadline.cases < until:
+            found = self._run_batch(deadline, shrink_s, until)
             if found is not None:
                 return found
         return None
 
-    def _run_batch(self, deadline: Deadline, shrink_s: float) -> Failure | None:
+    def _run_batch(self, deadline: Deadline, shrink_s: float, until: float) -> Failure | None:
         failing: list[Scene] = []
         shrink_end = 0.0
 
@@ -111,7 +115,7 @@ class Exploration:
             if failing:
                 if time.monotonic() >= shrink_end:
                     raise _Stop
-            elif deadline.reached():
+            elif deadline.reached() or deadline.cases >= until:
                 raise _Stop
             failed = self._fails(scene)
             if failed is None:

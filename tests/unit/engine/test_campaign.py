@@ -181,3 +181,18 @@ def test_a_worker_lost_for_good_keeps_what_was_found(campaign, monkeypatch, afte
     else:
         with pytest.raises(InfrastructureError, match="the device is gone"):
             campaign("builtin:gather_cache", max_cases=50)
+
+
+def test_a_bug_that_shows_near_the_start_of_a_cache_is_found_there(campaign):
+    """Far out block 0 of a range is as wrong as any other, so that a case need not shrink to near."""
+    from kvfuzz.model.axes import facts
+
+    for seed in range(3):
+        _, (found,), _ = campaign("mutant:hardcoded_block_stride", random_seed=seed, out=f"o{seed}")
+        assert facts(found.seed.case)["reach"] == "near"
+
+
+def test_a_bug_that_shows_far_only_is_found_all_the_same(campaign):
+    _, (found,), summary = campaign("mutant:int32_block_offset", max_cases=300)
+    assert found.seed.property == "no_overflow"
+    assert summary.facts["reach"]["near"] >= 30
