@@ -184,7 +184,7 @@ def test_a_worker_lost_for_good_keeps_what_was_found(campaign, monkeypatch, afte
 
 
 def test_a_bug_that_shows_near_the_start_of_a_cache_is_found_there(campaign):
-    """Far out block 0 of a range is as wrong as any other, so that a case need not shrink to near."""
+    """Far out block 0 of a range is as wrong as any other: a case need not shrink to near."""
     from kvfuzz.model.axes import facts
 
     for seed in range(3):
