@@ -194,24 +194,25 @@ class Access:
         not written or holds no loaded value. A value computed from several loads names the widest
         operand's, the first of equals. Raises `LaneError` without `trace_origins`.
         """
-        origin = self._named(name).origin
-        if origin is None:
-            raise LaneError("origins were not traced; use lane.observe(trace_origins=True)")
-        origin = origin - int(self._named(name).allocation.is_large)
+        origin = self._origins(name, slice(None))
         known = origin != NO_ORIGIN
         offsets = np.where(known, origin & ((1 << ORIGIN_SHIFT) - 1), -1)
         return np.where(known, origin >> ORIGIN_SHIFT, -1).astype(np.int32), offsets
 
     def origin_of(self, name: str, byte: int) -> tuple[int, int] | None:
         """The allocation number and the byte that `byte` of `name` came from, if it was loaded."""
-        origin = self._named(name).origin
-        if origin is None:
-            raise LaneError("origins were not traced; use lane.observe(trace_origins=True)")
-        # Large records are zeroed, so that an origin is kept plus one there.
-        found = int(origin[byte]) - int(self._named(name).allocation.is_large)
+        found = int(self._origins(name, byte))
         if found == NO_ORIGIN:
             return None
         return found >> ORIGIN_SHIFT, found & ((1 << ORIGIN_SHIFT) - 1)
+
+    def _origins(self, name: str, at: int | slice) -> Any:
+        """The origins of some bytes, `NO_ORIGIN` where there is none."""
+        marks = self._named(name)
+        if marks.origin is None:
+            raise LaneError("origins were not traced; use lane.observe(trace_origins=True)")
+        # Large records are zeroed, so that an origin is kept plus one there.
+        return marks.origin[at] - int(marks.allocation.is_large)
 
     def allocation_name(self, number: int) -> str:
         """The name of an allocation by its number in `origin`."""

@@ -13,6 +13,7 @@ from triton import knobs
 from triton.backends import Backend, backends
 
 from kvfuzz.cpu.access import Access, Launch
+from kvfuzz.cpu.arch import DEFAULT_ARCH
 from kvfuzz.cpu.compiler import CpuBackend
 from kvfuzz.cpu.coverage import OUTCOMES, Site
 from kvfuzz.cpu.driver import CpuDriver
@@ -56,7 +57,7 @@ class CpuLane:
     def __init__(
         self,
         *,
-        arch: str = "gfx942",
+        arch: str = DEFAULT_ARCH,
         poison: int = 0xA5,
         fuel: int = 1 << 16,
         chunk_bytes: int = 2 << 20,

@@ -16,6 +16,7 @@ from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.ir import Op
 from kvfuzz.cpu.machine import Step
 from kvfuzz.cpu.numerics import decode, encode, fused_multiply_add
+from kvfuzz.cpu.ops_float import in_double, scalar
 from kvfuzz.cpu.ops_integer import unsigned
 
 Array = NDArray[Any]
@@ -40,18 +41,6 @@ def _exponent(a: Array) -> Array:
     exponent = np.frexp(a)[1].astype(np.int32) - np.int32(1)
     exponent = np.where(np.isfinite(a), exponent, np.int32(_INT_MAX))
     return np.where(a == 0, np.int32(_INT_MIN), exponent)
-
-
-def _scalar(compute: Callable[[float], float], pole: float) -> Compute:
-    """A function of Python's `math`, which raises at a pole where the library gives `pole`."""
-
-    def guarded(value: float) -> float:
-        try:
-            return compute(value)
-        except (ValueError, OverflowError):
-            return pole
-
-    return lambda a: np.array([guarded(v) for v in a.ravel().tolist()]).reshape(a.shape)
 
 
 def _torch(compute: Callable[[torch.Tensor], torch.Tensor]) -> Compute:
@@ -116,9 +105,9 @@ _IN_DOUBLE: dict[str, Compute] = {
     "rsqrt": lambda a: 1.0 / np.sqrt(a),
     "rcbrt": lambda a: 1.0 / np.cbrt(a),
     "cbrt": np.cbrt,
-    "erf": _scalar(math.erf, math.nan),
-    "erfc": _scalar(math.erfc, math.nan),
-    "lgamma": _scalar(math.lgamma, math.inf),
+    "erf": scalar(math.erf, math.nan),
+    "erfc": scalar(math.erfc, math.nan),
+    "lgamma": scalar(math.lgamma, math.inf),
 }
 
 # Good to some ulps of fp64 only, so there is no fp64 form of them.
@@ -134,11 +123,6 @@ _NARROW: dict[str, Compute] = {
 }
 
 
-def _widened(compute: Compute) -> Compute:
-    """Computed in fp64 and rounded to the first argument's type."""
-    return lambda *values: compute(*[v.astype(np.float64) for v in values]).astype(values[0].dtype)
-
-
 def _halved(compute: Compute, rounds: bool) -> Compute:
     """fp16 arguments as fp32; fp16 results too if it `rounds`."""
 
@@ -151,11 +135,7 @@ def _halved(compute: Compute, rounds: bool) -> Compute:
 
 
 def _in_double_then_half(compute: Compute) -> Compute:
-    def step(*values: Array) -> Array:
-        wide = [decode(value, "f16") if value.dtype == np.uint16 else value for value in values]
-        return encode(compute(*[value.astype(np.float64) for value in wide]), "f16")
-
-    return step
+    return _halved(lambda *values: compute(*[v.astype(np.float64) for v in values]), True)
 
 
 def _next_after(bits: str) -> Compute:
@@ -208,9 +188,9 @@ SYMBOLS: dict[str, Compute] = {
     **{f"__ocml_{n}_{w}": f for n, f in (_EXACT | _CLASSES).items() for w in ("f32", "f64")},
     **{f"__ocml_{n}_f16": _halved(f, True) for n, f in _EXACT.items()},
     **{f"__ocml_{n}_f16": _halved(f, False) for n, f in _CLASSES.items()},
-    **{f"__ocml_{n}_{w}": _widened(f) for n, f in _IN_DOUBLE.items() for w in ("f32", "f64")},
+    **{f"__ocml_{n}_{w}": in_double(f) for n, f in _IN_DOUBLE.items() for w in ("f32", "f64")},
     **{f"__ocml_{n}_f16": _in_double_then_half(f) for n, f in _IN_DOUBLE.items()},
-    **{f"__ocml_{n}_f32": _widened(f) for n, f in _NARROW.items()},
+    **{f"__ocml_{n}_f32": in_double(f) for n, f in _NARROW.items()},
     **{f"__ocml_{n}_f16": _in_double_then_half(f) for n, f in _NARROW.items()},
     "__ocml_fma_f32": fused_multiply_add,
     "__ocml_fma_f64": fused_multiply_add,

@@ -11,6 +11,7 @@ instructions good to about one unit in the last place. `exp2`, `sqrt` and `rsqrt
 an instruction alone, which takes subnormal numbers for zero.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -173,19 +174,24 @@ def _reciprocal_root(a: Array) -> Array:
 
 
 def _power_of_two(a: Array) -> Array:
-    return _flushed(_in_double(np.exp2)(a))
+    return _flushed(in_double(np.exp2)(a))
 
 
-def _in_double(compute: Callable[..., Array]) -> Callable[..., Array]:
+def in_double(compute: Callable[..., Array]) -> Callable[..., Array]:
     """A function that libm gives to within an ulp, taken in fp64 and rounded."""
     return lambda *values: compute(*[v.astype(np.float64) for v in values]).astype(values[0].dtype)
 
 
-def _erf(values: Array) -> Array:
-    import math
+def scalar(compute: Callable[[float], float], pole: float) -> Callable[[Array], Array]:
+    """A function of Python's `math`, which raises at a pole where the library gives `pole`."""
 
-    flat = [math.erf(float(value)) for value in values.ravel()]
-    return np.array(flat, np.float64).reshape(values.shape)
+    def guarded(value: float) -> float:
+        try:
+            return compute(value)
+        except (ValueError, OverflowError):
+            return pole
+
+    return lambda a: np.array([guarded(v) for v in a.ravel().tolist()]).reshape(a.shape)
 
 
 FLOAT_OPS: dict[str, Binder] = {
@@ -206,15 +212,15 @@ FLOAT_OPS: dict[str, Binder] = {
     "tt.precise_sqrt": elementwise(np.sqrt),
     "math.sqrt": elementwise(_root),
     "math.rsqrt": elementwise(_reciprocal_root),
-    "math.exp": elementwise(_in_double(np.exp)),
+    "math.exp": elementwise(in_double(np.exp)),
     "math.exp2": elementwise(_power_of_two),
-    "math.log": elementwise(_in_double(np.log)),
-    "math.log2": elementwise(_in_double(np.log2)),
-    "math.sin": elementwise(_in_double(np.sin)),
-    "math.cos": elementwise(_in_double(np.cos)),
-    "math.tanh": elementwise(_in_double(np.tanh)),
-    "math.erf": elementwise(_in_double(_erf)),
-    "math.powf": elementwise(_in_double(np.power)),
+    "math.log": elementwise(in_double(np.log)),
+    "math.log2": elementwise(in_double(np.log2)),
+    "math.sin": elementwise(in_double(np.sin)),
+    "math.cos": elementwise(in_double(np.cos)),
+    "math.tanh": elementwise(in_double(np.tanh)),
+    "math.erf": elementwise(in_double(scalar(math.erf, math.nan))),
+    "math.powf": elementwise(in_double(np.power)),
     "math.floor": elementwise(np.floor),
     "math.ceil": elementwise(np.ceil),
     "math.trunc": elementwise(np.trunc),
