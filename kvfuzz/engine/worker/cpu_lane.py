@@ -13,13 +13,12 @@ from torch import Tensor
 
 from kvfuzz.cpu import Access, CpuLane, OutOfAddressesError, UnsupportedOp
 from kvfuzz.cpu.reserve import PAGE_SHIFT, nonzero_in, resident_pages
-from kvfuzz.engine.worker.lanes import GUARD_VALUE, Seen
+from kvfuzz.engine.worker.lanes import Manner, Seen
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.model.coverage import Exercised, Site
 from kvfuzz.model.held import Held
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles.observation import Overflow, Race, Stray
-from kvfuzz.oracles.properties import Order
 
 
 class CheckedCpuLane:
@@ -66,26 +65,18 @@ class CheckedCpuLane:
         found = [each[_outside(kept, each, 1)] for each in (changed, written)]
         return min((int(each[0]) for each in found if len(each)), default=None)
 
-    def observe(
-        self,
-        call: Callable[[], None],
-        *,
-        poison: int = GUARD_VALUE,
-        readers: bool = False,
-        order: Order = "together",
-        origins: bool = False,
-    ) -> Seen:
-        """Run `call` with every access recorded; bytes outside an allocation read as `poison`."""
-        self._lane.poison = poison
-        self._lane.order = order
+    def observe(self, call: Callable[[], None], manner: Manner) -> Seen:
+        """Run `call` with every access recorded."""
+        self._lane.poison = manner.poison
+        self._lane.order = manner.order
         error: BaseException | None = None
-        with self._lane.observe(trace_origins=origins, readers=readers) as access:
+        with self._lane.observe(trace_origins=manner.origins, readers=manner.readers) as access:
             self._access = access
             try:
                 call()
             except BaseException as raised:  # sys.exit in a target is no end of the worker
                 error = raised
-            return self._seen(access, error, origins)
+            return self._seen(access, error, manner.origins)
 
     def release(self) -> None:
         """Forget every buffer."""

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from kvfuzz.engine.worker.fill import filled
-from kvfuzz.engine.worker.lanes import GUARD_BYTES, GUARD_VALUE, Lane, Seen
+from kvfuzz.engine.worker.lanes import GUARD_BYTES, GUARD_VALUE, Lane, Manner, Seen
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.case import Case, Step, TensorView
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.held import Held, held
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles.observation import Run
-from kvfuzz.oracles.properties import Order
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -27,6 +26,9 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "i32": torch.int32,
     "i64": torch.int64,
 }
+
+
+PLAIN = Manner()
 
 
 def view(buffer: Tensor, of: TensorView) -> Tensor:
@@ -44,10 +46,7 @@ def execute(
     quantise: Quantise,
     *,
     filled_before: Mapping[str, Tensor] | None = None,
-    poison: int = GUARD_VALUE,
-    readers: bool = False,
-    order: Order = "together",
-    origins: bool = False,
+    manner: Manner = PLAIN,
 ) -> tuple[Run, Seen]:
     """Run every step of `case`; `adapters` maps a step's `by` to who executes it.
 
@@ -71,7 +70,7 @@ def execute(
             for adapter, tensors, step in calls:
                 adapter.call(tensors, step.scalars)
 
-        seen = lane.observe(run_steps, poison=poison, readers=readers, order=order, origins=origins)
+        seen = lane.observe(run_steps, manner)
         after = {name: image_of(buffer, held(case, name)) for name, buffer in buffers.items()}
         sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
         guards = {name: broken_guard(lane.guard(name), nbytes) for name, nbytes in sizes.items()}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvfuzz.engine.worker.execute import execute
-from kvfuzz.engine.worker.lanes import Lane, Seen
+from kvfuzz.engine.worker.lanes import Lane, Manner, Seen
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.axes import facts
@@ -89,10 +89,7 @@ class Judge:
             self.lane,
             self._quantise,
             filled_before=_unchanged_buffers(base, variant.case) if base else None,
-            poison=variant.poison,
-            readers=variant.readers,
-            order=variant.order,
-            origins=origins,
+            manner=Manner(variant.poison, variant.readers, variant.order, origins),
         )
 
     def _result(self, each: Property, case: Case, runs: dict[str, Run]) -> PropertyResult:

@@ -53,6 +53,21 @@ class Seen:
     """Whether `error` says that the lane cannot execute the kernel."""
 
 
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a call is run on a lane that records accesses; other lanes cannot tell.
+
+    Bytes outside an allocation read as `poison`, `readers` relates reads and writes of different
+    programs, `order` says how the programs of a launch follow each other, and `origins` follows
+    every byte.
+    """
+
+    poison: int = GUARD_VALUE
+    readers: bool = False
+    order: Order = "together"
+    origins: bool = False
+
+
 class Lane(Protocol):
     """A place to run kernels."""
 
@@ -73,21 +88,8 @@ class Lane(Protocol):
     def guard(self, name: str) -> Tensor:
         """The bytes of both guard zones of a buffer, low side first; empty on a lane without."""
 
-    def observe(
-        self,
-        call: Callable[[], None],
-        *,
-        poison: int = GUARD_VALUE,
-        readers: bool = False,
-        order: Order = "together",
-        origins: bool = False,
-    ) -> Seen:
-        """Run `call`; exceptions are returned.
-
-        On a lane that records accesses, bytes outside an allocation read as `poison`, `readers`
-        relates reads and writes of different programs, `order` says how the programs of a launch
-        follow each other, and `origins` follows every byte.
-        """
+    def observe(self, call: Callable[[], None], manner: Manner) -> Seen:
+        """Run `call`; exceptions are returned."""
 
     def release(self) -> None:
         """Forget every buffer."""
@@ -160,15 +162,7 @@ class GpuLane:
         self.release = self._buffers.release
         self.written_outside = self._buffers.written_outside
 
-    def observe(
-        self,
-        call: Callable[[], None],
-        *,
-        poison: int = GUARD_VALUE,
-        readers: bool = False,
-        order: Order = "together",
-        origins: bool = False,
-    ) -> Seen:
+    def observe(self, call: Callable[[], None], manner: Manner) -> Seen:
         """Run `call` and wait for the device."""
         try:
             call()

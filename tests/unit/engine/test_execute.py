@@ -23,7 +23,7 @@ class PlainLane:
         self.allocate, self.guard, self.release = buffers.allocate, buffers.guard, buffers.release
         self.written_outside = buffers.written_outside
 
-    def observe(self, call, **wanted):
+    def observe(self, call, manner):
         call()
         return Seen()
 
