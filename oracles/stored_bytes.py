@@ -68,7 +68,7 @@ def first_violation(
     return None
 
 
-def _unwritten(run: Run, buffer: str) -> Tensor:
+def unwritten(run: Run, buffer: str) -> Tensor:
     """Bytes that no launch wrote. Without a write record: bytes that still hold their fill."""
     unchanged = run.after[buffer] == run.before[buffer]
     return unchanged if run.written is None else unchanged & ~run.written[buffer]
@@ -79,7 +79,7 @@ def oracle(runs: Runs) -> Violation | None:
     run = runs[BASE]
     expectation = run.expectation
     wrong = {
-        name: expectation.wrong(name, run.after[name]) & ~_unwritten(run, name)
+        name: expectation.wrong(name, run.after[name]) & ~unwritten(run, name)
         for name in expectation.must
     }
     message = "a byte that the op must write holds the wrong value"
@@ -91,7 +91,7 @@ def complete(runs: Runs) -> Violation | None:
     run = runs[BASE]
     expectation = run.expectation
     wrong = {
-        name: expectation.wrong(name, run.after[name]) & _unwritten(run, name)
+        name: expectation.wrong(name, run.after[name]) & unwritten(run, name)
         for name in expectation.must
     }
     message = "a byte that the op must write still holds what was there before"
