@@ -33,6 +33,8 @@ from kvfuzz.oracles.writes import SIDES
 SCALED = "scaled"
 MOST = 16
 """The largest |n|: scales down to about 2**-22, as small activations have them."""
+UP_EVERY = 4
+"""One n in so many is positive: more bounds are found below a scale than above it."""
 ONE = 0x3F800000
 MARGIN = 2
 """Exponents next to the ends of a format that are left out, since what rounds there may cross."""
@@ -115,7 +117,7 @@ def _exponent(codes: list[Tensor], dtype: CacheDtype, seed: int) -> int:
     median = int(((every & (dtype.sign_bit - 1)) >> dtype.mantissa_bits).median())
     down = min(MOST, median - MARGIN)
     up = min(MOST, (1 << dtype.exponent_bits) - 1 - MARGIN - median)
-    return (up or -down) if word(seed, SCALED, 0) % 2 else (-down or up)
+    return (-down or up) if word(seed, SCALED, 0) % UP_EVERY else (up or -down)
 
 
 def _scaled(base: Run, sides: list[Side], n: int, dtype: CacheDtype) -> Scaling | NotChecked:
