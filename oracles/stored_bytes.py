@@ -17,6 +17,9 @@ from kvfuzz.model.verdict import Hazard, Place, Violation
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Runs
 
+ASKED = 64
+"""Wrong bytes of a buffer whose owners are asked for, about."""
+
 
 def place_of(case: Case, buffer: str, byte: int) -> Place:
     """A byte and the element that owns it."""
@@ -64,8 +67,21 @@ def first_violation(
             _element_hex(run.case, place, run.after[name]),
             sum(int(mask.count_nonzero()) for mask in wrong.values()),
             sum(int(mask.count_nonzero()) for mask in judged.values()),
+            fields=_fields(run.case, wrong),
         )
     return None
+
+
+def _fields(case: Case, wrong: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The fields that own wrong bytes; of very many bytes some are asked, evenly spread."""
+    found: dict[str, None] = {}
+    for name, mask in wrong.items():
+        at = torch.nonzero(mask).flatten()
+        kept = held(case, name)
+        for position in at[:: max(1, len(at) // ASKED)].tolist():
+            if owner := case.owner(name, kept.address(position)):
+                found[owner[0].name] = None
+    return tuple(found)
 
 
 def _unwritten(run: Run, buffer: str) -> Tensor:
