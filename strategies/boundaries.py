@@ -1,14 +1,19 @@
 """Boundary rows: the situations in which caches have broken before, drawn before anything else.
 
-Each names some levels and where they come from; the other levels are taken from what is drawn most
-often. Numbers are those of vLLM and AITER pull requests unless a project is named.
+Each names some levels and where they come from; the others are drawn. Numbers are those of vLLM and
+AITER pull requests unless a project is named.
 """
 
+import functools
 from collections.abc import Iterator
 
 import msgspec
 
-from kvfuzz.strategies.rows import OFTEN, Row, Space
+from kvfuzz.strategies.choices import Choices, number
+from kvfuzz.strategies.rows import Row, Space
+
+MOST_WEIGHT = 30
+"""How much more often a level can come first than one that is not drawn often."""
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -58,8 +63,8 @@ BOUNDARIES: tuple[Boundary, ...] = (
 )
 
 
-def boundary_rows(within: Space) -> Iterator[Row]:
-    """The boundary rows that `within` has, each completed to a whole row."""
+def boundary_rows(within: Space, choices: Choices) -> Iterator[Row]:
+    """The boundary rows that `within` has, each completed to a whole row by `choices`."""
     for boundary in BOUNDARIES:
         wanted = {}
         for axis, level in boundary.levels.items():
@@ -68,13 +73,16 @@ def boundary_rows(within: Space) -> Iterator[Row]:
                 wanted[at] = within.levels[at].index(level)
         if len(wanted) < len(boundary.levels):
             continue
-        row = within.completed(wanted, lambda row, possible: _usual_first(within, row, possible))
+        row = within.completed(wanted, functools.partial(_drawn, within, choices))
         if row is not None:
             yield within.named(row)
 
 
-def _usual_first(within: Space, row: list[int], possible: tuple[int, ...]) -> list[int]:
-    """The levels of the next axis, those that are drawn most often first."""
-    at = len(row)
-    often = OFTEN.get(within.axes[at], {})
-    return sorted(possible, key=lambda level: -often.get(within.levels[at][level], 1))
+def _drawn(within: Space, choices: Choices, row: list[int], possible: tuple[int, ...]) -> list[int]:
+    """The levels of the next axis in a drawn order, those that are drawn often mostly first."""
+    weights = within.weights(len(row), possible)
+    drawn = [
+        -max(number(choices, 0, 1 << 16) for _ in range(min(weight, MOST_WEIGHT)))
+        for weight in weights
+    ]
+    return [level for _, level in sorted(zip(drawn, possible, strict=True))]

@@ -18,9 +18,12 @@ from kvfuzz.strategies.rows import Row, Space
 
 
 class Covering:
-    """The combinations of three levels that no case has shown yet."""
+    """The combinations of three levels that no case has shown yet.
 
-    def __init__(self, within: Space) -> None:
+    Of rows that are equally good `random_seed` decides, so that two nights draw different ones.
+    """
+
+    def __init__(self, within: Space, random_seed: int = 0) -> None:
         self._space = within
         sizes = [len(levels) for levels in within.levels]
         self._first = [sum(sizes[:axis]) for axis in range(len(sizes))]
@@ -29,6 +32,8 @@ class Covering:
         # Symmetric, so that a lookup needs no order: each combination stands in six places.
         self._open = _all_different(self._axis)
         self._different = _all_different(np.arange(len(sizes)))
+        # Less than one combination each, so that it decides between equals only.
+        self._taste = np.random.default_rng(random_seed).random(len(self._axis)) / 2
         self._asked: tuple[int, int, int] | None = None
         self.given_up = 0
         """Combinations that a row was drawn for again and again, in vain."""
@@ -97,12 +102,12 @@ class Covering:
     def _open_triple(self) -> tuple[int, int, int] | None:
         """The open combination of the pair with the most open ones."""
         pairs = self._open.sum(axis=2)
-        at = int(pairs.argmax())
+        at = int((pairs + self._taste).argmax())
         first, second = divmod(at, len(self._axis))
         if pairs[first, second] == 0:
             return None
         thirds = np.flatnonzero(self._open[first, second])
-        weight = pairs[first, thirds] + pairs[second, thirds]
+        weight = pairs[first, thirds] + pairs[second, thirds] + self._taste[thirds]
         return first, second, int(thirds[weight.argmax()])
 
     def _row_with(self, triple: tuple[int, int, int]) -> list[int] | None:
@@ -113,7 +118,7 @@ class Covering:
             have = np.array([*triple, *(first[axis] + level for axis, level in enumerate(row))])
             options = np.array(possible) + first[len(row)]
             gain = self._open[np.ix_(options, have, have)].sum(axis=(1, 2))
-            order = np.argsort(-gain, kind="stable")
+            order = np.argsort(-(gain + self._taste[options]), kind="stable")
             return [possible[place] for place in order]
 
         return self._space.completed(wanted, prefer)

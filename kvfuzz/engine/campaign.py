@@ -15,7 +15,7 @@ from kvfuzz.engine.explore import Deadline, Exploration, Failure, Trial
 from kvfuzz.engine.extent import extent
 from kvfuzz.engine.findings import make_seed, replay_command, size_of
 from kvfuzz.engine.journal import Journal
-from kvfuzz.engine.known import Known, Symptom, symptoms
+from kvfuzz.engine.known import Known, Symptom, mark_of, symptoms
 from kvfuzz.engine.pool import Worker
 from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
@@ -62,7 +62,7 @@ class Campaign:
         self._journal = Journal(options.out)
         self._deadline = Deadline(options.budget_s, options.max_cases)
         self._tally = Tally()
-        self._known: tuple[Known, ...] = ()
+        self._known: list[Known] = []
         self._hunted: Symptom | None = None
         """The failure that is being shrunk."""
         self._exploration: Exploration | None = None
@@ -208,19 +208,30 @@ class Campaign:
         return Trial(bool(new) and self._hunted in new, decided, news)
 
     def _settle(self, worker: Worker, description: Description, found: Failure) -> None:
-        """Report a failure, or add it to the finding that it is a consequence of."""
+        """Report a failure, or widen the finding that it is another case or a consequence of."""
         case, hunted = found.smallest, self._hunted
         assert hunted is not None  # noqa: S101  (what failed was hunted)
-        verdict, _ = self._check(worker, case)
-        shown = facts(case)
-        for known in self._known:
-            same_side = [each for each in symptoms(verdict) if each.side == hunted.side]
-            if any(known.explains(each, shown) for each in same_side):
-                self._known += (Known(hunted, known.extent),)
+        verdict = self._explained(worker, case)
+        shown, all_symptoms = facts(case), symptoms(verdict)
+        mark = mark_of(case, hunted, verdict)
+        beside = [each for each in all_symptoms if each.side in ("", hunted.side)]
+        where: dict[str, Levels] = {}
+        # How a crash ended is a symptom that needs no levels to tell it from others.
+        if self._options.keep_going and hunted.property != "crash":
+            where = self._extent(worker, hunted, shown)
+        for index, known in enumerate(self._known):
+            if known.mark == mark or any(known.explains(each, shown) for each in beside):
+                self._known[index] = known.wider((hunted,), where)
                 return
-        where = self._extent(worker, hunted, shown) if self._options.keep_going else {}
-        self._known += (Known(hunted, where),)
-        self._report(worker, description, case, hunted, verdict, found.first.nbytes, where)
+        self._known.append(Known(mark, frozenset({hunted, *all_symptoms}), (where,)))
+        self._report(description, case, hunted, verdict, found.first.nbytes, where)
+
+    def _explained(self, worker: Worker, case: Case) -> Verdict:
+        """The verdict with whose byte was found, of a case that has failed."""
+        known, _ = self._check(worker, case)
+        self._journal.about_to_run(self._target, case)
+        explained = worker.check(case, explain=True)
+        return explained if explained.failed else known
 
     def _extent(
         self, worker: Worker, hunted: Symptom, shown: Mapping[str, str]
@@ -268,7 +279,6 @@ class Campaign:
 
     def _report(
         self,
-        worker: Worker,
         description: Description,
         case: Case,
         symptom: Symptom,
@@ -276,14 +286,10 @@ class Campaign:
         shrunk_from_bytes: int,
         where: dict[str, Levels],
     ) -> None:
-        options = self._options
-        self._journal.about_to_run(self._target, case)
-        explained = worker.check(case, explain=True)
-        verdict = explained if explained.failed else verdict
         seed = make_seed(case, symptom.property, verdict, description)
         path = self._out.save(seed)
         self._tally.findings += 1
-        replay = replay_command(path, options.target)
+        replay = replay_command(path, self._options.target)
         self._emit(Found(seed, verdict, str(path), replay, shrunk_from_bytes, where))
 
     def _progress(self, phase: str) -> None:

@@ -7,7 +7,7 @@ extent; so does one that the time did not suffice to try, or that no row near sh
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from kvfuzz.model.axes import Levels, facts
 from kvfuzz.model.case import Case
@@ -18,7 +18,9 @@ from kvfuzz.strategies.choices import Drawn
 from kvfuzz.strategies.rows import Row, Space
 
 PROBES = 6
-"""Draws of the unchanged row, to see how often it fails."""
+"""Draws of the unchanged row, at most, to see how often it fails."""
+ENOUGH = 3
+"""Draws in a row that fail, after which it is taken to fail always."""
 MOST_TRIES = 8
 
 
@@ -33,19 +35,18 @@ def extent(
     """By axis, the levels under which a case near `row` fails; all axes of `within` are named."""
     end = time.monotonic() + seconds
 
-    def failing(changed: Row, tries: Iterable[int]) -> int:
-        count = 0
-        for attempt in tries:
-            seed = mix((random_seed + (attempt << 32)) & MASK)
-            case = lower(drawn_scene(Drawn(seed, within.integers(changed)), within))
-            count += fails(case, facts(case))
-        return count
+    def failed(changed: Row, attempt: int) -> bool:
+        seed = mix((random_seed + (attempt << 32)) & MASK)
+        case = lower(drawn_scene(Drawn(seed, within.integers(changed)), within))
+        return fails(case, facts(case))
 
     own = dict(row)
-    often = failing(own, range(PROBES))
-    if not often:
+    outcomes: list[bool] = []
+    while len(outcomes) < PROBES and outcomes != [True] * ENOUGH:
+        outcomes.append(failed(own, len(outcomes)))
+    if not any(outcomes):
         return {axis: (own[axis],) for axis in within.axes}
-    tries = min(MOST_TRIES, math.ceil(3 * PROBES / often))
+    tries = min(MOST_TRIES, math.ceil(3 * len(outcomes) / sum(outcomes)))
     found: dict[str, Levels] = {}
     for at, axis in enumerate(within.axes):
         found[axis] = tuple(
@@ -54,7 +55,7 @@ def extent(
             if level == own[axis]
             or time.monotonic() >= end
             or (changed := _near(within, own, at, number)) is None
-            or any(failing(changed, (attempt,)) for attempt in range(tries))
+            or any(failed(changed, attempt) for attempt in range(tries))
         )
     return found
 

@@ -29,11 +29,11 @@ class Guide:
 
     def __init__(self, within: Space, random_seed: int) -> None:
         self.space = within
-        self.covering = Covering(within)
+        self.covering = Covering(within, random_seed)
         self.phase: Phase = "boundary"
         self._seed = random_seed
         self._count = 0
-        self._boundary: Iterator[Row] = boundary_rows(within)
+        self._boundary: Iterator[Row] = boundary_rows(within, Drawn(random_seed))
         self._corpus: deque[tuple[Choice, ...]] = deque(maxlen=KEPT)
         self._tries = 0
         self._last = Drawn(0)

@@ -48,7 +48,7 @@ class Tally:
         if not self._passed:
             return (
                 f"no case was checked: {self.executed} executed, {rejected} draws outside "
-                "--where; its levels may exclude each other, or raise --budget or --max-cases"
+                "--where; raise --budget or --max-cases"
             )
         return ""
 
