@@ -101,3 +101,8 @@ class Run:
     def expectation(self) -> Expectation:
         """What the references say about the same case."""
         return expect(self.case, self.before, self.quantise)
+
+    @cached_property
+    def missed(self) -> list[str]:
+        """The written buffers that do not hold exactly what the references say."""
+        return self.expectation.missed(self.after)
