@@ -85,7 +85,7 @@ def _fields(case: Case, wrong: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _unwritten(run: Run, buffer: str) -> Tensor:
+def unwritten(run: Run, buffer: str) -> Tensor:
     """Bytes that no launch wrote. Without a write record: bytes that still hold their fill."""
     unchanged = run.after[buffer] == run.before[buffer]
     return unchanged if run.written is None else unchanged & ~run.written[buffer]
@@ -96,7 +96,7 @@ def oracle(runs: Runs) -> Violation | None:
     run = runs[BASE]
     expectation = run.expectation
     wrong = {
-        name: expectation.wrong(name, run.after[name]) & ~_unwritten(run, name)
+        name: expectation.wrong(name, run.after[name]) & ~unwritten(run, name)
         for name in run.missed
     }
     message = "a byte that the op must write holds the wrong value"
@@ -108,8 +108,7 @@ def complete(runs: Runs) -> Violation | None:
     run = runs[BASE]
     expectation = run.expectation
     wrong = {
-        name: expectation.wrong(name, run.after[name]) & _unwritten(run, name)
-        for name in run.missed
+        name: expectation.wrong(name, run.after[name]) & unwritten(run, name) for name in run.missed
     }
     message = "a byte that the op must write still holds what was there before"
     return first_violation(run, wrong, expectation.must, message, expectation.images)

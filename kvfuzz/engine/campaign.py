@@ -77,7 +77,7 @@ class Campaign:
         checked.
         """
         options, tally = self._options, self._tally
-        config = WorkerConfig(options.target, options.lane, options.arch)
+        config = WorkerConfig(options.target, options.lane, options.arch, options.where)
         with Worker(config, case_timeout_s=options.case_timeout_s) as worker:
             description = worker.describe()
             self._target = description.info.name

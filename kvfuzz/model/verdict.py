@@ -19,13 +19,15 @@ PROPERTY_NAMES: tuple[str, ...] = (
     "immutable",
     "bounds",
     "no_race",
+    "dead_bytes",
     "roundtrip",
     "determinism",
 )
 """Every property, in the order in which a finding is named after them.
 
 A lossy integer is the cause of what follows; a race is as often as not the consequence of a wrong
-stride, whose byte says more.
+stride, whose byte says more. What relates two cases comes after what judges one, and after
+`determinism`, without which no relation means anything.
 """
 
 Outcome = Literal["passed", "failed", "not_checked"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvfuzz.model.axes import Levels
 from kvfuzz.model.case import Case
 from kvfuzz.model.target import TargetInfo, TargetSpec
 
@@ -25,6 +26,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     target: TargetSpec
     lane: str
     arch: str
+    where: dict[str, Levels] = {}
+    """The levels that a campaign keeps to; a property runs no case outside them either."""
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -76,7 +79,7 @@ def _judge(config: bytes) -> "Judge":
     if target.info.partner:
         spec = msgspec.structs.replace(wanted.target, name=target.info.partner, op="")
         partner = resolve(spec, arch=lane.arch)
-    return Judge(target, partner, lane)
+    return Judge(target, partner, lane, wanted.where)
 
 
 def describe(config: bytes) -> bytes:
