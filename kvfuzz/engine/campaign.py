@@ -17,6 +17,7 @@ from kvfuzz.engine.findings import make_seed, replay_command, size_of
 from kvfuzz.engine.journal import Journal
 from kvfuzz.engine.known import Known, Symptom, mark_of, symptoms
 from kvfuzz.engine.pool import Worker
+from kvfuzz.engine.reduce import reduced
 from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
@@ -48,6 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """End when every valid combination of three levels was shown, and not before."""
     case_timeout_s: float = 30.0
     shrink_s: float = 20.0
+    reduce_s: float = 10.0
     extent_s: float = 20.0
     command: str = ""
 
@@ -209,8 +211,14 @@ class Campaign:
 
     def _settle(self, worker: Worker, description: Description, found: Failure) -> None:
         """Report a failure, or widen the finding that it is another case or a consequence of."""
-        case, hunted = found.smallest, self._hunted
+        hunted = self._hunted
         assert hunted is not None  # noqa: S101  (what failed was hunted)
+        case = reduced(
+            found.smallest,
+            lambda smaller: self._attempt(worker, smaller, facts(smaller)).failed,
+            domain=description.info.domain.narrowed(description.info.op, self._options.where),
+            budget_s=self._options.reduce_s,
+        ).case
         verdict = self._explained(worker, case)
         shown, all_symptoms = facts(case), symptoms(verdict)
         mark = mark_of(case, hunted, verdict)
