@@ -70,7 +70,8 @@ def resident_pages(memory: Array) -> Array:
     # Few are: look at eight at once first.
     eights = np.flatnonzero(states.view(np.uint64))
     touched = states.reshape(-1, 8)[eights] & 1
-    return (eights[:, None] * 8 + np.arange(8))[touched != 0]
+    pages: Array = (eights[:, None] * 8 + np.arange(8))[touched != 0]
+    return pages
 
 
 def nonzero_in(memory: Array, pages: Array) -> Array:
