@@ -50,7 +50,8 @@ def test_numbers_begin_again_before_they_run_out(own_lane):
 def test_a_table_is_used_again_and_only_so_much_is_kept():
     tickets = Tickets()
     table = tickets.table(1000)
-    assert len(table) >= 1000 and not table.any()
+    assert len(table) >= 1000
+    assert not table.any()
     tickets.give_back(table)
     assert tickets.table(900) is table
     assert tickets.table(900) is not table
