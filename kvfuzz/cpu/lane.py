@@ -25,6 +25,7 @@ from kvfuzz.cpu.numerics import encode
 from kvfuzz.cpu.reserve import aligned_zeros
 from kvfuzz.cpu.scratch import Scratch, scratch_files
 from kvfuzz.cpu.space import AddressSpace, Allocation
+from kvfuzz.cpu.tickets import Tickets
 from kvfuzz.cpu.values import Pointer
 
 Array = NDArray[Any]
@@ -71,6 +72,7 @@ class CpuLane:
         self.chunk_bytes = chunk_bytes
         self.order: Order = "together"
         self._space = AddressSpace()
+        self._tickets = Tickets()
         self._access: Access | None = None
         self._guests: list[Allocation] = []
         self._undo = ExitStack()
@@ -140,10 +142,13 @@ class CpuLane:
         """
         if self._access is not None:
             raise LaneError("an observation is running already; leave it first")
-        self._access = Access(self._space, trace_origins=trace_origins, readers=readers)
+        self._access = Access(
+            self._space, self._tickets, trace_origins=trace_origins, readers=readers
+        )
         try:
             yield self._access
         finally:
+            self._access.races.end()
             self._access = None
             self._dismiss_guests()
 

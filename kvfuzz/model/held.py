@@ -67,7 +67,7 @@ def held(case: Case, name: str) -> Held:
     """What an image of the buffer `name` holds."""
     by_name = next((found for known, found in _recent if known is case), None)
     if by_name is None:
-        by_name = {}
+        by_name = dict[str, Held]()
         _recent.appendleft((case, by_name))
     if name not in by_name:
         nbytes = case.buffer(name).nbytes
