@@ -114,6 +114,11 @@ class Run:
         return expect(self.case, self.before, self.quantise)
 
     @cached_property
+    def missed(self) -> list[str]:
+        """The written buffers that do not hold exactly what the references say."""
+        return self.expectation.missed(self.after)
+
+    @cached_property
     def live(self) -> dict[str, Tensor]:
         """By buffer that has dead bytes: the bytes that a result may depend on."""
         return live_bytes(self.case, self.before)

@@ -63,6 +63,8 @@ class Violation(msgspec.Struct, frozen=True):
     """Whose byte was found at `place`."""
     traced: bool = False
     """Whether the lane recorded where bytes came from; if so, no origin means nobody's byte."""
+    fields: tuple[str, ...] = ()
+    """The fields with wrong bytes, the one of `place` first; of very many bytes, some are asked."""
 
 
 class PropertyResult(msgspec.Struct, frozen=True):

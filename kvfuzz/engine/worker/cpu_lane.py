@@ -5,6 +5,7 @@ cannot leave the storage of a tensor, which is exactly the allocation.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvfuzz.cpu import Access, CpuLane, OutOfAddressesError, UnsupportedOp
+from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.reserve import PAGE_SHIFT, nonzero_in, resident_pages
 from kvfuzz.engine.worker.lanes import Manner, Seen
 from kvfuzz.engine.worker.torch_use import TorchUse
@@ -31,9 +33,11 @@ class CheckedCpuLane:
 
     def __init__(self, arch: str) -> None:
         self.arch = arch
-        self._lane = CpuLane(arch=arch)
+        self._lane = CpuLane(arch=arch, hints=False)
         self._lane.activate()
         self._kept: dict[str, Held] = {}
+        self._shown: dict[Site, tuple[set[str], set[str]]] = {}
+        """By site: the outcomes that were reported as seen, and as possible."""
         self._buffers: list[Tensor] = []
         self._access: Access | None = None
 
@@ -117,7 +121,7 @@ class CheckedCpuLane:
             races=_races(access),
             crossed=tuple(access.crossed),
             synchronising=tuple(access.synchronising),
-            exercised=self._exercised(),
+            exercised=partial(self._exercised, self._lane.take_watched()),
             origin_of=self._origin_lookup(access) if origins else None,
             error=error,
             unsupported=isinstance(error, UnsupportedOp | OutOfAddressesError),
@@ -144,11 +148,18 @@ class CheckedCpuLane:
                     first[name] = int(far[0])
         return first
 
-    def _exercised(self) -> tuple[Exercised, ...]:
-        return tuple(
-            Exercised(Site(each.kernel, each.file, each.line, each.kind, each.column), *outcomes)
-            for each, outcomes in self._lane.newly_exercised()
-        )
+    def _exercised(self, programs: set[Program]) -> tuple[Exercised, ...]:
+        """What no specialisation of a kernel has shown before, or was not known to be possible."""
+        found = []
+        for each, (seen, missing) in self._lane.newly_exercised(programs):
+            site = Site(each.kernel, each.file, each.line, each.kind, each.column)
+            has_shown, can_show = self._shown.setdefault(site, (set(), set()))
+            if can_show and has_shown.issuperset(seen) and can_show.issuperset(missing):
+                continue
+            has_shown.update(seen)
+            can_show.update(seen, missing)
+            found.append(Exercised(site, seen, missing))
+        return tuple(found)
 
     def _origin_lookup(self, access: Access) -> Callable[[str, int], tuple[str, int] | None]:
         # Taken while the observation lasts: the names of released allocations are forgotten.

@@ -122,6 +122,8 @@ def _tensors(case: Case, step: Step, buffers: Mapping[str, Tensor]) -> dict[str,
 
 def broken_guard(guard: Tensor, nbytes: int) -> int | None:
     """The first changed byte of both guard zones, relative to the start of their buffer."""
+    if not guard.numel():
+        return None
     changed = torch.nonzero(guard != GUARD_VALUE)
     if not len(changed):
         return None

@@ -67,7 +67,7 @@ class Judge:
             digest=_digest(base),
             launches=base.launches,
             hazards=tuple(hazards),
-            exercised=seen.exercised,
+            exercised=seen.exercised(),
         )
 
     def _with_origins(

@@ -45,8 +45,9 @@ class Seen:
     races: tuple[Race, ...] = ()
     crossed: tuple[str, ...] = ()
     synchronising: tuple[str, ...] = ()
-    exercised: tuple[Exercised, ...] = ()
-    """Sites of the kernels' source that showed an outcome for the first time on this lane."""
+    exercised: Callable[[], tuple[Exercised, ...]] = tuple
+    """Tells the sites of these kernels' source that showed an outcome for the first time, up to
+    now, on this lane. What is never asked for is told by a later run."""
     origin_of: Callable[[str, int], tuple[str, int] | None] | None = None
     """For a written byte of a buffer: the buffer and byte that it was copied or converted from."""
     error: BaseException | None = None
