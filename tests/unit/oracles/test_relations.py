@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 
-from kvfuzz.engine.explore import Deadline, Exploration
+from kvfuzz.engine.explore import Deadline, Exploration, Trial
 from kvfuzz.engine.findings import size_of
 from kvfuzz.engine.worker.execute import view
 from kvfuzz.engine.worker.fill import filled
@@ -27,7 +27,6 @@ from kvfuzz.oracles.properties import BASE, NotChecked, Variant
 from kvfuzz.oracles.relocated import renaming
 from kvfuzz.oracles.strides import free_strides
 from kvfuzz.oracles.table import PROPERTIES
-from kvfuzz.strategies import scenes
 
 RELATIONS = {
     each.name: each
@@ -78,12 +77,12 @@ def _runs(base, relation):
 def _drawn(op):
     found = []
 
-    def keep(scene):
-        found.append(lower(scene))
-        return False
+    def keep(case, _):
+        found.append(case)
+        return Trial(failed=False)
 
     domain = Domain(allowed={"block_size": ("1", "8", "16", "48"), "reach": ("near",)})
-    search = Exploration(scenes(op, domain), keep, random_seed=5, size_of=size_of)
+    search = Exploration(op, domain, keep, random_seed=5, size_of=size_of)
     search.next_failure(Deadline(600, CASES), shrink_s=0)
     return found
 
@@ -190,27 +189,21 @@ def test_renamed_state_blocks_stay_apart_from_the_others(gather_scene, scene_wit
     assert facts(other)["block_ids"] == "identity"
 
 
-def test_strides_that_say_nothing_are_those_of_inner_dimensions_of_size_one(
-    gather_scene, scene_with
-):
-    one = {"num_blocks": 1, "num_kv_heads": 1}
-    from kvfuzz.model.layout import Geometry
-    from kvfuzz.model.plan import Sequence
-
+def test_a_stride_says_nothing_where_a_dimension_but_the_last_has_size_1(gather_scene, scene_with):
     scene = scene_with(
         gather_scene,
-        geometry=Geometry(block_size=16, head_size=32, **one),
+        geometry=Geometry(num_blocks=1, block_size=16, num_kv_heads=1, head_size=32),
         sequences=(Sequence((0,), 3, 1),),
         table_width=1,
     )
-    free = _free(scene)
     caches = {(name, axis) for name in ("key_cache", "value_cache") for axis in (0, 2)}
     rows = {(name, axis) for name in ("key_out", "value_out") for axis in (0, 1)}
-    assert free == caches | rows | {("block_table", 0)}
-    shuffled = {
-        (e.view.name, e.axis) for e in free_strides(lower(scene_with(scene, order="shuffle")))
-    }
-    assert shuffled == rows | {("block_table", 0)}
+    assert _free(scene) == caches | rows | {("block_table", 0)}
+    assert _free(scene_with(scene, order="shuffle")) == rows | {("block_table", 0)}
+
+
+def _free(scene):
+    return {(each.view.name, each.axis) for each in free_strides(lower(scene))}
 
 
 def test_other_strides_view_the_same_elements(drawn):
