@@ -169,7 +169,7 @@ def test_a_case_whose_campaign_was_killed_is_run_first_by_the_next(
     own.rename(out / "journal-4194303.json")
     code, (found,), summary = campaign(MUTANT)
     assert (code, summary.cases) == (Exit.FINDING, 1)
-    assert found.seed.case == lower(gather_scene)
+    assert found.seed.case.geometry.num_blocks <= lower(gather_scene).geometry.num_blocks
     assert not list(out.glob("journal-*"))
 
 
@@ -191,6 +191,7 @@ def test_a_crash_and_a_hang_cost_one_case_each_and_the_campaign_goes_on(campaign
         max_cases=14,
         case_timeout_s=2,
         shrink_s=0.1,
+        reduce_s=0.1,
     )
     messages = [each.verdict.failed[0].violation.message for each in found]
     assert code == Exit.FINDING
