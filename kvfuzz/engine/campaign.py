@@ -1,4 +1,4 @@
-"""A campaign: replay what is saved, draw until the budget ends, shrink, explain, save.
+"""A campaign: replay what is saved, draw until the budget ends, shrink, reduce, explain, save.
 
 The parent's half of the engine. It owns the budget, the journal and the output folder, and says
 what happens as events; the worker owns the target.
@@ -22,6 +22,7 @@ from kvfuzz.engine.findings import (
 )
 from kvfuzz.engine.journal import Journal
 from kvfuzz.engine.pool import Worker
+from kvfuzz.engine.reduce import minimum
 from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
@@ -238,6 +239,7 @@ class Campaign:
         shrunk_from_bytes: int,
     ) -> None:
         options = self._options
+        case, verdict = self._minimum(worker, description, case, verdict)
         self._journal.about_to_run(self._target, case)
         explained = worker.check(case, explain=True)
         verdict = explained if explained.failed else verdict
@@ -247,6 +249,25 @@ class Campaign:
         self._tally.findings += 1
         replay = replay_command(path, options.target)
         self._emit(Found(seed, verdict, str(path), replay, shrunk_from_bytes))
+
+    def _minimum(
+        self, worker: Worker, description: Description, case: Case, verdict: Verdict
+    ) -> tuple[Case, Verdict]:
+        """The reduced case of a new finding; what is known already is no way down."""
+
+        def check(smaller: Case) -> Verdict:
+            self._progress("shrink")
+            return self._check(worker, smaller)
+
+        reduction, verdict = minimum(
+            case,
+            verdict,
+            check,
+            domain=description.info.domain.narrowed(description.info.op, self._options.where),
+            budget_s=self._options.shrink_s,
+            is_new=lambda smaller, seen: signature(smaller, seen) not in self._known,
+        )
+        return reduction.case, verdict
 
     def _progress(self, phase: str) -> None:
         now = time.monotonic()

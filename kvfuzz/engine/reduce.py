@@ -37,8 +37,6 @@ SIDES: dict[str, str] = {
 }
 """By field, whether it is about K or V; a field of state, or no field, is about neither."""
 
-Check = Callable[[Case], Verdict]
-
 
 class Symptom(msgspec.Struct, frozen=True):
     """How a case fails: what a smaller one must share with it."""
@@ -97,7 +95,8 @@ def reduced(
     A run is never broken off, so that the last one may end late. The same case and answers give the
     same result. A case that fails at times only comes back as far as its last results still fail.
     """
-    trial = _Trial(still_fails, domain, time.monotonic() + budget_s, max_runs)
+    most_bytes = max(case.nbytes, cases.LARGE)
+    trial = _Trial(still_fails, domain, most_bytes, time.monotonic() + budget_s, max_runs)
     recent: deque[Case] = deque(maxlen=CONFIRMATIONS)
     ended_by: Literal["minimal", "time", "runs"] = "minimal"
     try:
@@ -115,30 +114,30 @@ def reduced(
 def minimum(
     case: Case,
     verdict: Verdict,
-    check: Check,
+    check: Callable[[Case], Verdict],
     *,
+    name: str = "",
     domain: Domain,
     budget_s: float,
     is_new: Callable[[Case, Verdict], bool] = lambda case, verdict: True,
-) -> tuple[Case, Verdict]:
-    """The reduced case of a finding, with its verdict, which `verdict` is for `case`.
+) -> tuple[Reduction, Verdict]:
+    """Reduce the finding that `verdict` on `case` is, of the property `name` or the first failed.
 
-    `is_new` says which failures are no finding that is known already.
+    Returns the verdict on the reduced case with it. `is_new` says which failures are no finding
+    that is known already. Raises ValueError where the property did not fail.
     """
-    symptom = symptom_of(verdict)
+    symptom = symptom_of(verdict, name)
     if symptom is None:
-        return case, verdict
-    last: dict[str, Verdict] = {}
+        raise ValueError(f"{name or 'nothing'} failed in {verdict.results}")
+    verdicts = {_key(case): verdict}
 
-    def still_fails(candidate: Case) -> bool:
-        seen = check(candidate)
-        fails = symptom.shown_by(seen) and is_new(candidate, seen)
-        if fails:
-            last[_key(candidate)] = seen
-        return fails
+    def still_fails(smaller: Case) -> bool:
+        seen = check(smaller)
+        verdicts[_key(smaller)] = seen
+        return symptom.shown_by(seen) and is_new(smaller, seen)
 
-    smallest = reduced(case, still_fails, domain=domain, budget_s=budget_s).case
-    return smallest, last.get(_key(smallest), verdict)
+    reduction = reduced(case, still_fails, domain=domain, budget_s=budget_s)
+    return reduction, verdicts[_key(reduction.case)]
 
 
 def _search(case: Case, trial: "_Trial") -> Iterator[Case]:
@@ -202,12 +201,20 @@ class _Spent(Exception):  # noqa: N818  (no error: the search ends)
 
 
 class _Trial:
-    """Whether a candidate will do; each is run once, and none outside the domain."""
+    """Whether a candidate will do; each is run once, and none outside the domain or huge.
+
+    Wider elements or more blocks may be plainer, but not at the price of gigabytes.
+    """
 
     def __init__(
-        self, still_fails: Callable[[Case], bool], domain: Domain, until: float, max_runs: int
+        self,
+        still_fails: Callable[[Case], bool],
+        domain: Domain,
+        most_bytes: int,
+        until: float,
+        max_runs: int,
     ) -> None:
-        self._still_fails, self._domain = still_fails, domain
+        self._still_fails, self._domain, self._most_bytes = still_fails, domain, most_bytes
         self._until, self._max_runs = until, max_runs
         self._known: dict[str, bool] = {}
         self.runs = 0
@@ -227,7 +234,7 @@ class _Trial:
             check_steps(case)
         except UsageError:
             return False
-        return self._domain.refusal(facts(case)) is None
+        return case.nbytes <= self._most_bytes and self._domain.refusal(facts(case)) is None
 
     def _run(self, case: Case) -> bool:
         if self.runs >= self._max_runs:
