@@ -253,7 +253,7 @@ class Campaign:
     def _minimum(
         self, worker: Worker, description: Description, case: Case, verdict: Verdict
     ) -> tuple[Case, Verdict]:
-        """The reduced case of a new finding; what is known already is no way down."""
+        """The reduced case of a finding, with its verdict."""
 
         def check(smaller: Case) -> Verdict:
             self._progress("shrink")
@@ -265,7 +265,6 @@ class Campaign:
             check,
             domain=description.info.domain.narrowed(description.info.op, self._options.where),
             budget_s=self._options.shrink_s,
-            is_new=lambda smaller, seen: signature(smaller, seen) not in self._known,
         )
         return reduction.case, verdict
 

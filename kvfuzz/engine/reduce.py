@@ -1,9 +1,9 @@
 """Reduce a failing case: the smallest and plainest one that fails in the same way.
 
 A finding of forty blocks is a chore. Whatever Hypothesis has shrunk, or cannot shrink (saved seeds,
-a case that killed its process), is edited through its scene and lowered again, for as long as it
-shows the same symptom: the same property, on the side of K or of V. What only the case has
-(further steps) is dropped from the case. Nothing is returned that did not fail.
+a case that killed its process), is edited through its scene and lowered again, for as long as it is
+the same finding: the same property, on the side of K or of V, by the same path of the kernel. What
+only the case has (further steps) is dropped from the case. Nothing is returned that did not fail.
 """
 
 import time
@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from kvfuzz.engine.findings import signature
 from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
 from kvfuzz.model.axes import Domain, facts
@@ -119,22 +120,23 @@ def minimum(
     name: str = "",
     domain: Domain,
     budget_s: float,
-    is_new: Callable[[Case, Verdict], bool] = lambda case, verdict: True,
 ) -> tuple[Reduction, Verdict]:
     """Reduce the finding that `verdict` on `case` is, of the property `name` or the first failed.
 
-    Returns the verdict on the reduced case with it. `is_new` says which failures are no finding
-    that is known already. Raises ValueError where the property did not fail.
+    It keeps its signature: a kernel may be broken on its plain path as well, by another bug.
+    Returns the verdict on the reduced case with it. Raises ValueError where the property did not
+    fail.
     """
     symptom = symptom_of(verdict, name)
     if symptom is None:
-        raise ValueError(f"{name or 'nothing'} failed in {verdict.results}")
+        raise ValueError(f"{name or 'no property'} failed, of {verdict.results}")
+    _, *path = signature(case, verdict)
     verdicts = {_key(case): verdict}
 
     def still_fails(smaller: Case) -> bool:
         seen = check(smaller)
         verdicts[_key(smaller)] = seen
-        return symptom.shown_by(seen) and is_new(smaller, seen)
+        return symptom.shown_by(seen) and [*signature(smaller, seen)[1:]] == path
 
     reduction = reduced(case, still_fails, domain=domain, budget_s=budget_s)
     return reduction, verdicts[_key(reduction.case)]

@@ -298,20 +298,23 @@ def test_a_crash_is_reduced_by_its_property_alone(big_scene):
     assert verdict == check_case(reduction.case)
 
 
-def test_what_is_known_already_is_no_way_down(big_scene):
-    case = lower(big_scene)
-    reduction, _ = minimum(
-        case,
-        _failing("oracle"),
-        lambda _: _failing("oracle"),
-        domain=ANY,
-        budget_s=60,
-        is_new=lambda each, verdict: each.scene.attention.order == "hnd",
-    )
-    assert reduction.case.scene.attention.order == "hnd"
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"order": "shuffle"}, {"order": "shuffle", "cache_dtype": "e4m3fn"}),
+        ({"order": "shuffle", "cache_dtype": "bf16"}, {"order": "shuffle", "cache_dtype": "fp32"}),
+        ({"order": "hnd"}, {"order": "nhd", "cache_dtype": "e4m3fn"}),
+    ],
+)
+def test_a_finding_does_not_slip_into_the_bug_of_another_path(big_scene, scene_with, changes, kept):
+    """A kernel that fails always, as one with a bug in each of its paths does."""
+    case = lower(scene_with(big_scene, **changes))
+    always = _failing("oracle")
+    reduction, _ = minimum(case, always, lambda _: always, domain=ANY, budget_s=60)
+    assert facts(reduction.case) | kept == facts(reduction.case)
 
 
 def test_a_verdict_that_fails_nothing_is_no_finding(big_scene):
     case = lower(big_scene)
-    with pytest.raises(ValueError, match="nothing failed"):
+    with pytest.raises(ValueError, match="no property failed"):
         minimum(case, Verdict(()), lambda _: Verdict(()), domain=ANY, budget_s=60)
