@@ -1,9 +1,9 @@
 """Reduce a failing case: the smallest and plainest one that fails in the same way.
 
 A finding of forty blocks is a chore. Whatever Hypothesis has shrunk, or cannot shrink (saved seeds,
-a case that killed its process), is edited through its scene and lowered again, for as long as it
-shows the same symptom: the same property, on the side of K or of V. What only the case has
-(further steps) is dropped from the case. Nothing is returned that did not fail.
+a case that killed its process), is edited through its scene and lowered again, for as long as it is
+the same finding: the same property, on the side of K or of V, by the same path of the kernel. What
+only the case has (further steps) is dropped from the case. Nothing is returned that did not fail.
 """
 
 import time
@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from kvfuzz.engine.findings import signature
 from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
 from kvfuzz.model.axes import Domain, facts
@@ -36,8 +37,6 @@ SIDES: dict[str, str] = {
     **dict.fromkeys(("v", "value", "value_out"), "value"),
 }
 """By field, whether it is about K or V; a field of state, or no field, is about neither."""
-
-Check = Callable[[Case], Verdict]
 
 
 class Symptom(msgspec.Struct, frozen=True):
@@ -97,7 +96,8 @@ def reduced(
     A run is never broken off, so that the last one may end late. The same case and answers give the
     same result. A case that fails at times only comes back as far as its last results still fail.
     """
-    trial = _Trial(still_fails, domain, time.monotonic() + budget_s, max_runs)
+    most_bytes = max(case.nbytes, cases.LARGE)
+    trial = _Trial(still_fails, domain, most_bytes, time.monotonic() + budget_s, max_runs)
     recent: deque[Case] = deque(maxlen=CONFIRMATIONS)
     ended_by: Literal["minimal", "time", "runs"] = "minimal"
     try:
@@ -115,30 +115,31 @@ def reduced(
 def minimum(
     case: Case,
     verdict: Verdict,
-    check: Check,
+    check: Callable[[Case], Verdict],
     *,
+    name: str = "",
     domain: Domain,
     budget_s: float,
-    is_new: Callable[[Case, Verdict], bool] = lambda case, verdict: True,
-) -> tuple[Case, Verdict]:
-    """The reduced case of a finding, with its verdict, which `verdict` is for `case`.
+) -> tuple[Reduction, Verdict]:
+    """Reduce the finding that `verdict` on `case` is, of the property `name` or the first failed.
 
-    `is_new` says which failures are no finding that is known already.
+    It keeps its signature: a kernel may be broken on its plain path as well, by another bug.
+    Returns the verdict on the reduced case with it. Raises ValueError where the property did not
+    fail.
     """
-    symptom = symptom_of(verdict)
+    symptom = symptom_of(verdict, name)
     if symptom is None:
-        return case, verdict
-    last: dict[str, Verdict] = {}
+        raise ValueError(f"{name or 'no property'} failed, of {verdict.results}")
+    _, *path = signature(case, verdict)
+    verdicts = {_key(case): verdict}
 
-    def still_fails(candidate: Case) -> bool:
-        seen = check(candidate)
-        fails = symptom.shown_by(seen) and is_new(candidate, seen)
-        if fails:
-            last[_key(candidate)] = seen
-        return fails
+    def still_fails(smaller: Case) -> bool:
+        seen = check(smaller)
+        verdicts[_key(smaller)] = seen
+        return symptom.shown_by(seen) and [*signature(smaller, seen)[1:]] == path
 
-    smallest = reduced(case, still_fails, domain=domain, budget_s=budget_s).case
-    return smallest, last.get(_key(smallest), verdict)
+    reduction = reduced(case, still_fails, domain=domain, budget_s=budget_s)
+    return reduction, verdicts[_key(reduction.case)]
 
 
 def _search(case: Case, trial: "_Trial") -> Iterator[Case]:
@@ -202,12 +203,20 @@ class _Spent(Exception):  # noqa: N818  (no error: the search ends)
 
 
 class _Trial:
-    """Whether a candidate will do; each is run once, and none outside the domain."""
+    """Whether a candidate will do; each is run once, and none outside the domain or huge.
+
+    Wider elements or more blocks may be plainer, but not at the price of gigabytes.
+    """
 
     def __init__(
-        self, still_fails: Callable[[Case], bool], domain: Domain, until: float, max_runs: int
+        self,
+        still_fails: Callable[[Case], bool],
+        domain: Domain,
+        most_bytes: int,
+        until: float,
+        max_runs: int,
     ) -> None:
-        self._still_fails, self._domain = still_fails, domain
+        self._still_fails, self._domain, self._most_bytes = still_fails, domain, most_bytes
         self._until, self._max_runs = until, max_runs
         self._known: dict[str, bool] = {}
         self.runs = 0
@@ -227,7 +236,7 @@ class _Trial:
             check_steps(case)
         except UsageError:
             return False
-        return self._domain.refusal(facts(case)) is None
+        return case.nbytes <= self._most_bytes and self._domain.refusal(facts(case)) is None
 
     def _run(self, case: Case) -> bool:
         if self.runs >= self._max_runs:
