@@ -1,4 +1,4 @@
-"""Which bytes a result may depend on: the elements that an op reads, by its contract alone.
+"""Which elements an op reads and writes by its contract alone, and so which bytes may matter.
 
 Of a cache a gather reads the slots that its metadata name and a write none; of key and value a
 write reads the rows that have a slot and a gather none; a scale inside a page is read with its
@@ -8,7 +8,7 @@ stale entries, whatever an output held before. All bytes of other buffers are li
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -104,28 +104,37 @@ def used_entries(case: Case, step: Step) -> list[list[bool]]:
     return [[column in columns for column in range(width)] for columns in needed]
 
 
+def read_elements(case: Case, step: Step, slots: Tensor, rows: Tensor) -> list[Elements]:
+    """What a step on `slots` and `rows` reads of the buffers that have dead bytes."""
+    cached = cache_elements(case, step, slots)
+    if step.op == "gather_cache":
+        return cached
+    beside = [elements for elements in cached if elements.parameter not in CACHES]
+    return beside + row_elements(case, step, rows)
+
+
+def written_elements(case: Case, step: Step, slots: Tensor, rows: Tensor) -> list[Elements]:
+    """What a step on `slots` and `rows` writes: of K, or key, and of V, or value."""
+    if step.op == "gather_cache":
+        return row_elements(case, step, rows)
+    return [each for each in cache_elements(case, step, slots) if each.parameter in CACHES]
+
+
 def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By buffer that has dead bytes, the live ones; bool per held byte, as in `images`."""
     live: dict[str, Tensor] = {}
+    device = next(iter(images.values())).device
     for step in case.steps:
         for parameter in (*CACHES, *ACTIVATIONS):
             buffer = case.bound_field(step, parameter).buffer
             live.setdefault(buffer, torch.zeros_like(images[buffer], dtype=torch.bool))
-        for elements in _read(case, step, next(iter(images.values())).device):
+        slots, rows = slots_of(case, step, device), rows_of(case, step, device)
+        for elements in read_elements(case, step, slots, rows):
             if elements.field.buffer in live:
                 at = image.element_bytes(elements.at, elements.field.dtype)
                 live[elements.field.buffer][at] = True
         if "block_table" in step.tensors:
             buffer = case.bound_buffer(step, "block_table")
-            used = torch.tensor(used_entries(case, step), device=images[buffer].device).flatten()
+            used = torch.tensor(used_entries(case, step), device=device).flatten()
             live[buffer] = used.repeat_interleave(images[buffer].numel() // used.numel())
     return live
-
-
-def _read(case: Case, step: Step, device: torch.device) -> Iterator[Elements]:
-    """What a step reads of the buffers that have dead bytes."""
-    for elements in cache_elements(case, step, slots_of(case, step, device)):
-        if step.op == "gather_cache" or elements.parameter not in CACHES:
-            yield elements
-    if step.op == "reshape_and_cache":
-        yield from row_elements(case, step, rows_of(case, step, device))

@@ -6,7 +6,7 @@ ids from 0 on, a row alone): what only the harder case shows is then found where
 by the property that says what is wrong with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from kvfuzz.model.axes import AXIS, Domain
 from kvfuzz.model.case import Case
 from kvfuzz.model.held import held
 from kvfuzz.model.verdict import Violation
+from kvfuzz.oracles import image
+from kvfuzz.oracles.liveness import Elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import Judgement, NotChecked
 from kvfuzz.oracles.stored_bytes import first_violation, place_of
@@ -81,3 +83,35 @@ def changed_elsewhere(run: Run, may: Mapping[str, Tensor], message: str) -> Viol
             count = int(changed.count_nonzero())
             return Violation(message, place_of(run.case, name, byte), wrong=count)
     return None
+
+
+def carry(source: Tensor, start: Elements, goal: Elements, target: Tensor) -> None:
+    """Copy elements from where `start` has them in `source` to where `goal` has them in `target`.
+
+    `start` and `goal` are the same elements in the same order, in two places.
+    """
+    dtype = goal.field.dtype
+    target[image.element_bytes(goal.at, dtype)] = source[image.element_bytes(start.at, dtype)]
+
+
+def same_elements(
+    base: Run, other: Run, mine: Sequence[Elements], theirs: Sequence[Elements], message: str
+) -> Violation | None:
+    """The violation of the first result element in which two runs differ.
+
+    `mine` are the elements that the base run writes, `theirs` the same ones where the other run
+    does. A byte that the other run changes beside them is a violation, too, where the base run
+    changes none.
+    """
+    images = {each.field.buffer: base.after[each.field.buffer].clone() for each in mine}
+    judged = {name: torch.zeros_like(each, dtype=torch.bool) for name, each in images.items()}
+    names = {each.field.buffer for each in theirs}
+    may = {name: torch.zeros_like(other.after[name], dtype=torch.bool) for name in names}
+    for here, there in zip(mine, theirs, strict=True):
+        carry(other.after[there.field.buffer], there, here, images[here.field.buffer])
+        judged[here.field.buffer][image.element_bytes(here.at, here.field.dtype)] = True
+        may[there.field.buffer][image.element_bytes(there.at, there.field.dtype)] = True
+    found = same_results(base, images, judged, message)
+    if found is None and changed_elsewhere(base, base.expectation.must, "") is None:
+        return changed_elsewhere(other, may, f"{message}: there a byte beside the results changes")
+    return found

@@ -68,6 +68,36 @@ _WORDS: dict[str, PropertyWords] = {
         expected="second run",
         got="first run",
     ),
+    "size1_stride": PropertyWords(
+        "the stride of a dimension of size 1, which PyTorch lets be anything, changes no byte",
+        "bytes of written buffers",
+        expected="with others",
+        got="with these",
+    ),
+    "scale_homogeneity": PropertyWords(
+        "2**n times the scale gives 2**n times what is read, and with 2**n times x the same code",
+        "bytes of results",
+        expected="must be",
+        got="is",
+    ),
+    "layout_equivariance": PropertyWords(
+        "the same logical cache in a plainer layout or order gives the same results",
+        "bytes of results",
+        expected="plainer",
+        got="here",
+    ),
+    "block_permutation": PropertyWords(
+        "the same blocks under other ids give the same results",
+        "bytes of results",
+        expected="renamed",
+        got="here",
+    ),
+    "batch_invariance": PropertyWords(
+        "a token alone, or in a batch of the opposite order, gets the same bytes",
+        "bytes of results",
+        expected="then",
+        got="here",
+    ),
 }
 
 

@@ -22,6 +22,11 @@ PROPERTY_NAMES: tuple[str, ...] = (
     "dead_bytes",
     "roundtrip",
     "determinism",
+    "size1_stride",
+    "scale_homogeneity",
+    "layout_equivariance",
+    "block_permutation",
+    "batch_invariance",
 )
 """Every property, in the order in which a finding is named after them.
 
