@@ -15,6 +15,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from kvfuzz.errors import UsageError
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.vocabulary import conflict
 
 AXES = ("layout", "order", "cache_dtype", "model_dtype")
 
@@ -30,8 +31,8 @@ class Format(msgspec.Struct, frozen=True):
 
 def _sound(format: Format) -> bool:
     plain_copy = format.cache_dtype == format.model_dtype
-    packed_shuffle = format.layout == "content_packed" and format.order == "shuffle"
-    return (plain_copy or DTYPES[format.cache_dtype].is_fp8) and not packed_shuffle
+    possible = conflict(msgspec.structs.asdict(format)) is None
+    return (plain_copy or DTYPES[format.cache_dtype].is_fp8) and possible
 
 
 def allowed_formats(domain: Domain) -> list[Format]:

@@ -9,8 +9,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Geometry
+from kvfuzz.model.vocabulary import SPLIT_DIM, SPLIT_TOKEN, x_of
 from kvfuzz.strategies.formats import Format
 
 BLOCK_ELEMENTS = 1 << 16
@@ -26,23 +26,25 @@ def _levels(domain: Domain, axis: str) -> list[int]:
 def page_geometries(domain: Domain, format: Format) -> SearchStrategy[Geometry]:
     """Geometries of one block that `domain` accepts for `format`.
 
-    SHUFFLE needs block and head sizes divisible by x. Raises UsageError where nothing fits.
+    The orders that split a head, or a block, into parts of x need sizes divisible by x. Raises
+    UsageError where nothing fits.
     """
-    x = 16 // itemsize(format.cache_dtype) if format.order == "shuffle" else 1
+    x = x_of(format.cache_dtype) if format.order in SPLIT_DIM else 1
+    run = x_of(format.cache_dtype) if format.order in SPLIT_TOKEN else 1
     least = 2 if format.order == "hnd" else 1  # with one token a block, HND is NHD
     head_counts = _levels(domain, "num_kv_heads")
     head_sizes = [size for size in _levels(domain, "head_size") if size % x == 0]
     block_sizes = [
         size
         for size in _levels(domain, "block_size")
-        if size % x == 0
+        if size % run == 0
         and size >= least
         and any(size * d * min(head_counts) <= BLOCK_ELEMENTS for d in head_sizes)
     ]
     if not block_sizes:
         raise UsageError(
             f"nothing to draw: order={format.order} with cache_dtype={format.cache_dtype} needs "
-            f"block_size and head_size divisible by {x}, block_size at least {least}, and one "
+            f"block_size divisible by {run}, head_size by {x}, block_size at least {least}, one "
             f"side of a block at most {BLOCK_ELEMENTS} elements"
         )
 

@@ -5,7 +5,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.layout import Geometry, place
+from kvfuzz.model.layout import Geometry
+from kvfuzz.model.placement import place
 from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
 from kvfuzz.strategies.batches import Occupancy, first_blocks, occupancies, row_gaps
@@ -73,8 +74,8 @@ def _page_bytes(page: Geometry, format: Format) -> int:
 
 def _block_stride(page: Geometry, format: Format) -> int:
     """Bytes between two blocks of one side."""
-    element = itemsize(format.cache_dtype)
-    return place(format.layout, format.order, page, element).block_stride
+    layer = AttentionLayer(LAYER, CACHE, format.layout, format.order, page, format.cache_dtype)
+    return place(layer).k.block
 
 
 def _plan(format: Format, page: Geometry, occupancy: Occupancy) -> Plan:

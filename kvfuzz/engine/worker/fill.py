@@ -7,20 +7,27 @@ logical shift right is an arithmetic one with the sign bits masked off.
 import torch
 from torch import Tensor
 
+from kvfuzz.model.case import Buffer, Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import (
+    FP32_MANTISSA,
+    FP32_ONE,
     GOLDEN,
     MIX_1,
     MIX_2,
+    SPREAD,
     ByteFill,
     Fill,
     FloatFill,
     IntegerFill,
+    ScaleFill,
     TieFill,
     midpoint,
     origin_of,
 )
-from kvfuzz.model.held import Held
+from kvfuzz.model.held import Held, held
+from kvfuzz.model.layout import INDEX_ORDER, Field
+from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import encode
 
 _INTEGER_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -57,11 +64,29 @@ def filled(fill: Fill, buffer: str, kept: Held, device: torch.device) -> Tensor:
         return torch.tensor(values, dtype=_INTEGER_TYPES[size], device=device).view(torch.uint8)
     if isinstance(fill, ByteFill):
         return words(fill.seed, buffer, -(-nbytes // 8), device).view(torch.uint8)[:nbytes].clone()
-    dtype = DTYPES[fill.dtype]
-    bits = words(fill.seed, buffer, nbytes // dtype.itemsize, device)
-    codes = _ties(fill, bits) if isinstance(fill, TieFill) else _floats(fill, bits)
+    dtype = DTYPES["fp32" if isinstance(fill, ScaleFill) else fill.dtype]
+    codes = _codes(fill, words(fill.seed, buffer, nbytes // dtype.itemsize, device))
     shifts = torch.arange(dtype.itemsize, device=device) * 8
     return ((codes.unsqueeze(-1) >> shifts) & 0xFF).to(torch.uint8).flatten()
+
+
+def before_the_first_launch(case: Case, buffer: Buffer, device: torch.device) -> Tensor:
+    """The held bytes of a buffer, with what its fields lay over its own fill."""
+    kept = held(case, buffer.name)
+    data = filled(buffer.fill, buffer.name, kept, device)
+    for field in case.fields:
+        if field.buffer == buffer.name and isinstance(field.fill, ScaleFill):
+            _lay_over(data, case, field, field.fill)
+    return data
+
+
+def _lay_over(data: Tensor, case: Case, field: Field, fill: ScaleFill) -> None:
+    axes = [axis for axis in INDEX_ORDER if axis in field.extents]
+    counts = [torch.arange(field.extents[axis], device=data.device) for axis in axes]
+    coordinates = dict(zip(axes, torch.meshgrid(*counts, indexing="ij"), strict=True))
+    at = image.positions(case, field, **coordinates)
+    bits = words(fill.seed, field.name, at.numel(), data.device).reshape(at.shape)
+    image.write(data, at, field.dtype, _codes(fill, bits))
 
 
 def _span(fill: ByteFill, buffer: str, span: tuple[int, int], device: torch.device) -> Tensor:
@@ -70,6 +95,20 @@ def _span(fill: ByteFill, buffer: str, span: tuple[int, int], device: torch.devi
     count = -(-(stop - start) // 8)
     found = words(fill.seed, buffer, count, device, start // 8).view(torch.uint8)
     return found[: stop - start]
+
+
+def _codes(fill: FloatFill | TieFill | ScaleFill, bits: Tensor) -> Tensor:
+    if isinstance(fill, ScaleFill):
+        return _scales(fill, bits)
+    return _ties(fill, bits) if isinstance(fill, TieFill) else _floats(fill, bits)
+
+
+def _scales(fill: ScaleFill, bits: Tensor) -> Tensor:
+    if fill.least == FP32_ONE:
+        return torch.full_like(bits, FP32_ONE)
+    if fill.least & FP32_MANTISSA == 0:
+        return fill.least + (_shift_right(bits, 32) % (1 << 16) % 3 << 23)
+    return fill.least + (bits & (SPREAD - 1))
 
 
 def _ties(fill: TieFill, bits: Tensor) -> Tensor:
