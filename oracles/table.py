@@ -1,6 +1,6 @@
 """All properties, in the order of `kvfuzz.model.verdict.PROPERTY_NAMES`."""
 
-from kvfuzz.oracles import access, relations, schedule, stored_bytes
+from kvfuzz.oracles import access, dead_bytes, relations, schedule, stored_bytes
 from kvfuzz.oracles.properties import Property
 
 PROPERTIES: tuple[Property, ...] = (
@@ -25,6 +25,12 @@ PROPERTIES: tuple[Property, ...] = (
         schedule.no_race,
         variants=schedule.race_variants,
         hazards=schedule.harmless_races,
+    ),
+    Property(
+        "dead_bytes",
+        dead_bytes.dead_bytes,
+        variants=dead_bytes.dead_byte_variants,
+        hazards=dead_bytes.dead_reads,
     ),
     Property(
         "roundtrip",

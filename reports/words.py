@@ -49,6 +49,13 @@ _WORDS: dict[str, PropertyWords] = {
     "no_race": PropertyWords(
         "no byte is written differently, or read and changed, by two programs of one launch"
     ),
+    "dead_bytes": PropertyWords(
+        "no result depends on bytes that nothing may depend on: slots that are not read, padding, "
+        "gaps, stale block ids, what an output held before",
+        "bytes of results",
+        expected="with others",
+        got="with these",
+    ),
     "roundtrip": PropertyWords(
         "what is written to the cache and gathered back is what went in",
         "bytes gathered back",
@@ -81,5 +88,6 @@ ENDED_BY: dict[str, str] = {
 HAZARDS: dict[str, str] = {
     "rewrite": "bytes outside the target's own were rewritten with the values they had",
     "stray_read": "reads outside an allocation",
+    "dead_read": "reads of bytes that no result may depend on",
     "read_race": "reads of bytes that another program of the launch changes",
 }

@@ -4,44 +4,33 @@ The parent's half of the engine. It owns the budget, the journal and the output 
 what happens as events; the worker owns the target.
 """
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 import kvfuzz
-from kvfuzz.engine.explore import Deadline, Exploration
-from kvfuzz.engine.findings import (
-    Signature,
-    make_seed,
-    replay_command,
-    signature,
-    size_of,
-)
+from kvfuzz.engine.explore import Deadline, Exploration, Failure, Trial
+from kvfuzz.engine.extent import extent
+from kvfuzz.engine.findings import make_seed, replay_command, size_of
 from kvfuzz.engine.journal import Journal
+from kvfuzz.engine.known import Known, Symptom, mark_of, symptoms
 from kvfuzz.engine.pool import Worker
+from kvfuzz.engine.reduce import reduced
 from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
 from kvfuzz.errors import Exit, KvfuzzError, NotCheckedError, UsageError
-from kvfuzz.model.axes import Domain, Levels, facts
+from kvfuzz.model.axes import Levels, facts
 from kvfuzz.model.case import Case
-from kvfuzz.model.events import Event, Found, Note, Progress, Started
-from kvfuzz.model.lower import lower
-from kvfuzz.model.scene import Scene
+from kvfuzz.model.events import Combinations, Event, Found, Note, Progress, Started, Summary
 from kvfuzz.model.target import DEFAULT_ARCH, DEFAULT_LANE, TargetSpec
 from kvfuzz.model.verdict import Verdict
-from kvfuzz.strategies import scenes
 
 MOST_UNCHECKED = 0.05
 """A campaign that leaves more of its cases undecided than this has not checked what it claims."""
-MOST_REJECTED = 1000
-"""Draws outside `--where`, without one inside, after which levels are taken to be impossible."""
 PROGRESS_INTERVAL_S = 0.1
-NEAR_FIRST = 32
-"""Cases that are drawn before any that reaches past 2**31."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,22 +45,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     lane: str = DEFAULT_LANE
     arch: str = DEFAULT_ARCH
     keep_going: bool = False
+    until_coverage: bool = False
+    """End when every valid combination of three levels was shown, and not before."""
     case_timeout_s: float = 30.0
     shrink_s: float = 20.0
+    reduce_s: float = 10.0
+    extent_s: float = 20.0
     command: str = ""
-
-
-def _parts(domain: Domain) -> list[tuple[Domain, float]]:
-    """What is drawn from, and up to which number of cases: near the start of the cache first.
-
-    A bug that shows near is found near. Far out it need not shrink to there: block 0 of a far
-    range is as wrong as any other, and block 0 of the cache is right.
-    """
-    levels = domain.levels("reach")
-    if "near" not in levels or levels == ("near",):
-        return [(domain, math.inf)]
-    near = msgspec.structs.replace(domain, allowed={**domain.allowed, "reach": ("near",)})
-    return [(near, NEAR_FIRST), (domain, math.inf)]
 
 
 class Campaign:
@@ -84,9 +64,10 @@ class Campaign:
         self._journal = Journal(options.out)
         self._deadline = Deadline(options.budget_s, options.max_cases)
         self._tally = Tally()
-        self._known: set[Signature] = set()
-        self._hunted = ""
-        """The property whose failure is being shrunk."""
+        self._known: list[Known] = []
+        self._hunted: Symptom | None = None
+        """The failure that is being shrunk."""
+        self._exploration: Exploration | None = None
         self._failing: dict[bytes, Verdict] = {}
         self._last_progress = 0.0
         self._target = options.target.name
@@ -98,7 +79,7 @@ class Campaign:
         checked.
         """
         options, tally = self._options, self._tally
-        config = WorkerConfig(options.target, options.lane, options.arch)
+        config = WorkerConfig(options.target, options.lane, options.arch, options.where)
         with Worker(config, case_timeout_s=options.case_timeout_s) as worker:
             description = worker.describe()
             self._target = description.info.name
@@ -112,7 +93,7 @@ class Campaign:
             except KvfuzzError as error:
                 ended_by, failure = "error", error
             if failure is None or tally.executed:
-                self._emit(tally.summary(elapsed_s=self._deadline.elapsed_s, ended_by=ended_by))
+                self._emit(self._summary(ended_by))
             if failure is not None and not tally.findings:
                 raise failure
             if failure is not None:  # what was found is kept, and wins
@@ -123,9 +104,35 @@ class Campaign:
             return Exit.FINDING
         if ended_by == "interrupted":
             return Exit.INTERRUPTED
-        if unchecked := tally.unchecked(MOST_UNCHECKED):
+        if unchecked := tally.unchecked(MOST_UNCHECKED, self._rejected):
             raise NotCheckedError(unchecked)
+        left = self._combinations
+        if options.until_coverage and (left.open or left.given_up):
+            raise NotCheckedError(
+                f"--until-coverage: {left.open + left.given_up} of at most "
+                f"{left.shown + left.open + left.given_up} combinations of three levels were not "
+                "shown; raise --budget, or narrow --where"
+            )
         return Exit.CLEAN
+
+    @property
+    def _rejected(self) -> int:
+        return self._exploration.rejected if self._exploration else 0
+
+    @property
+    def _combinations(self) -> Combinations:
+        if self._exploration is None:
+            return Combinations()
+        covering = self._exploration.guide.covering
+        return Combinations(covering.shown, covering.open, covering.given_up)
+
+    def _summary(self, ended_by: str) -> Summary:
+        return self._tally.summary(
+            elapsed_s=self._deadline.elapsed_s,
+            ended_by=ended_by,
+            rejected=self._rejected,
+            combinations=self._combinations,
+        )
 
     def _started(self, description: Description) -> Started:
         options = self._options
@@ -143,66 +150,114 @@ class Campaign:
         )
 
     def _search(self, worker: Worker, description: Description) -> str:
-        """Saved cases, then random ones. Returns what ended it."""
-        info, keep_going = description.info, self._options.keep_going
-        domain = info.domain.narrowed(info.op, self._options.where)
-        for case in self._remembered(info.name):
-            shown = facts(case)
-            if domain.refusal(shown) is not None:
-                continue
-            self._progress("seeds")
-            verdict = self._check(worker, case)
-            self._tally.count(shown, verdict)
-            if verdict.failed and signature(case, verdict) not in self._known:
-                self._report(worker, description, case, verdict, case.nbytes)
-                if not keep_going:
-                    return "finding"
-        for part, until in _parts(domain):
-            exploration = self._exploration(worker, info.op, part)
-            while not self._deadline.reached():
-                found = exploration.next_failure(
-                    self._deadline, shrink_s=self._options.shrink_s, until=until
-                )
-                if found is None:
-                    break
-                self._hunted = ""
-                case, first = lower(found.smallest), lower(found.first)
-                verdict = self._check(worker, case)
-                self._report(worker, description, case, verdict, first.nbytes)
-                if not keep_going:
-                    return "finding"
-        if not self._tally.executed and self._tally.rejected >= MOST_REJECTED:
-            return "rejected"
-        spent = self._options.max_cases
-        return "max_cases" if spent and self._deadline.cases >= spent else "budget"
-
-    def _exploration(self, worker: Worker, op: str, domain: Domain) -> Exploration:
-        return Exploration(
-            scenes(op, domain),
-            lambda scene: self._fails(worker, domain, scene),
-            random_seed=self._options.random_seed,
+        """Saved cases, then drawn ones. Returns what ended it."""
+        options, info = self._options, description.info
+        domain = info.domain.narrowed(info.op, options.where)
+        self._exploration = exploration = Exploration(
+            info.op,
+            domain,
+            lambda case, shown: self._attempt(worker, case, shown),
+            random_seed=options.random_seed,
             size_of=size_of,
         )
+        for case in self._remembered(info.name):
+            if domain.refusal(facts(case)) is not None:
+                continue
+            self._hunted = None
+            if self._attempt(worker, case, facts(case), "seeds").failed:
+                self._settle(worker, description, Failure(case, case))
+                if not options.keep_going:
+                    return "finding"
+        guide = exploration.guide
+        while not self._deadline.reached():
+            self._hunted = None
+            found = exploration.next_failure(
+                self._deadline,
+                shrink_s=options.shrink_s,
+                stop=lambda: options.until_coverage and guide.phase == "random",
+            )
+            if found is None:
+                break
+            self._settle(worker, description, found)
+            if not options.keep_going:
+                return "finding"
+        if not self._tally.executed and exploration.rejected:
+            return "rejected"
+        if options.until_coverage and guide.phase == "random":
+            return "coverage"
+        spent = options.max_cases
+        return "max_cases" if spent and self._deadline.cases >= spent else "budget"
 
-    def _fails(self, worker: Worker, domain: Domain, scene: Scene) -> bool | None:
-        """Whether a scene fails in a new way, of the property being shrunk; None: not to be run."""
-        case = lower(scene)
-        shown = facts(case)
-        if domain.refusal(shown) is not None:
-            self._tally.rejected += not self._hunted
-            if not self._tally.executed and self._tally.rejected >= MOST_REJECTED:
-                self._deadline.expire()
-            return None
-        self._progress("shrink" if self._hunted else "random")
-        verdict = self._check(worker, case)
-        if not self._hunted:
+    def _attempt(
+        self, worker: Worker, case: Case, shown: Mapping[str, str], phase: str = ""
+    ) -> Trial:
+        """Execute a case, to search or to shrink: whether it fails in a way that is not known."""
+        hunting = self._hunted is not None
+        drawing = self._exploration.guide.phase if self._exploration else ""
+        self._progress("shrink" if hunting else phase or drawing)
+        verdict, news = self._check(worker, case)
+        if not hunting:
             self._tally.count(shown, verdict)
-        if not verdict.failed or signature(case, verdict) in self._known:
-            return False
-        # The plainest case that fails the same property, by whatever path of the kernel: the
-        # signature is taken on the minimum, and what is known already is no way down.
-        self._hunted = self._hunted or verdict.failed[0].name
-        return verdict.failed[0].name == self._hunted
+        new = [
+            symptom
+            for symptom in symptoms(verdict)
+            if not any(known.explains(symptom, shown) for known in self._known)
+        ]
+        if new and self._hunted is None:
+            # The plainest case that fails like this, by whatever path of the kernel.
+            self._hunted = new[0]
+        decided = any(each.outcome != "not_checked" for each in verdict.results)
+        return Trial(bool(new) and self._hunted in new, decided, news)
+
+    def _settle(self, worker: Worker, description: Description, found: Failure) -> None:
+        """Report a failure, or widen the finding that it is another case or a consequence of."""
+        hunted = self._hunted
+        assert hunted is not None  # noqa: S101  (what failed was hunted)
+        case = reduced(
+            found.smallest,
+            lambda smaller: self._attempt(worker, smaller, facts(smaller)).failed,
+            domain=description.info.domain.narrowed(description.info.op, self._options.where),
+            budget_s=self._options.reduce_s,
+        ).case
+        verdict = self._explained(worker, case)
+        shown, all_symptoms = facts(case), symptoms(verdict)
+        mark = mark_of(case, hunted, verdict)
+        beside = [each for each in all_symptoms if each.side in ("", hunted.side)]
+        where: dict[str, Levels] = {}
+        # How a crash ended is a symptom that needs no levels to tell it from others.
+        if self._options.keep_going and hunted.property != "crash":
+            where = self._extent(worker, hunted, shown)
+        for index, known in enumerate(self._known):
+            if known.mark == mark or any(known.explains(each, shown) for each in beside):
+                self._known[index] = known.wider((hunted,), where)
+                return
+        self._known.append(Known(mark, frozenset({hunted, *all_symptoms}), (where,)))
+        self._report(description, case, hunted, verdict, found.first.nbytes, where)
+
+    def _explained(self, worker: Worker, case: Case) -> Verdict:
+        """The verdict with whose byte was found, of a case that has failed."""
+        known, _ = self._check(worker, case)
+        self._journal.about_to_run(self._target, case)
+        explained = worker.check(case, explain=True)
+        return explained if explained.failed else known
+
+    def _extent(
+        self, worker: Worker, hunted: Symptom, shown: Mapping[str, str]
+    ) -> dict[str, Levels]:
+        """Under which levels near its smallest case a finding shows."""
+        assert self._exploration is not None  # noqa: S101  (something was explored)
+
+        def fails(case: Case, _: Mapping[str, str]) -> bool:
+            self._progress("extent")
+            return hunted in symptoms(self._check(worker, case)[0])
+
+        return extent(
+            self._exploration.guide.space,
+            shown,
+            fails,
+            random_seed=self._options.random_seed,
+            seconds=self._options.extent_s,
+        )
 
     def _remembered(self, target: str) -> list[Case]:
         """Cases of this target whose process died unseen, then its saved seeds."""
@@ -217,36 +272,33 @@ class Campaign:
                 known.append(seed.case)
         return self._journal.left_over(target) + known
 
-    def _check(self, worker: Worker, case: Case) -> Verdict:
+    def _check(self, worker: Worker, case: Case) -> tuple[Verdict, bool]:
+        """The verdict on a case, and whether it reached an outcome that none had."""
         key = msgspec.msgpack.encode(case)
         if key in self._failing:
             # Hypothesis runs a failing example again; the answer must not change under it.
-            return self._failing[key]
+            return self._failing[key], False
         self._journal.about_to_run(self._target, case)
         verdict = worker.check(case)
-        self._tally.coverage.add(verdict.exercised)
+        news = self._tally.coverage.add(verdict.exercised)
         if verdict.failed:
             self._failing[key] = verdict
-        return verdict
+        return verdict, news
 
     def _report(
         self,
-        worker: Worker,
         description: Description,
         case: Case,
+        symptom: Symptom,
         verdict: Verdict,
         shrunk_from_bytes: int,
+        where: dict[str, Levels],
     ) -> None:
-        options = self._options
-        self._journal.about_to_run(self._target, case)
-        explained = worker.check(case, explain=True)
-        verdict = explained if explained.failed else verdict
-        seed = make_seed(case, verdict, description)
+        seed = make_seed(case, symptom.property, verdict, description)
         path = self._out.save(seed)
-        self._known.add(signature(case, verdict))
         self._tally.findings += 1
-        replay = replay_command(path, options.target)
-        self._emit(Found(seed, verdict, str(path), replay, shrunk_from_bytes))
+        replay = replay_command(path, self._options.target)
+        self._emit(Found(seed, verdict, str(path), replay, shrunk_from_bytes, where))
 
     def _progress(self, phase: str) -> None:
         now = time.monotonic()

@@ -66,18 +66,18 @@ def whole(nbytes: int) -> Held:
 
 def held(case: Case, name: str) -> Held:
     """What an image of the buffer `name` holds."""
-    nbytes = case.buffer(name).nbytes
-    if nbytes < LARGE:
-        return whole(nbytes)
-    for known, its_name, spans in _recent:
-        if known is case and its_name == name:
-            return spans
-    _recent.appendleft((case, name, _spans(case, name)))
-    return _recent[0][2]
+    by_name = next((found for known, found in _recent if known is case), None)
+    if by_name is None:
+        by_name = dict[str, Held]()
+        _recent.appendleft((case, by_name))
+    if name not in by_name:
+        nbytes = case.buffer(name).nbytes
+        by_name[name] = whole(nbytes) if nbytes < LARGE else _spans(case, name)
+    return by_name[name]
 
 
 # A case holds dicts and cannot be a key; a few of them are asked about again and again.
-_recent: deque[tuple[Case, str, Held]] = deque(maxlen=8)
+_recent: deque[tuple[Case, dict[str, Held]]] = deque(maxlen=4)
 
 
 def _spans(case: Case, name: str) -> Held:

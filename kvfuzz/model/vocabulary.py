@@ -44,6 +44,9 @@ The names on the right are those of vLLM's KVCacheLayout, outermost axis first, 
 content_packed: L layers, B blocks, H heads, N tokens, C content.
 """
 
+HEADS_OUTSIDE: Levels = ("head_first", "block_head_first")
+"""The nestings in which a page does not lie in one piece."""
+
 PAGES: Levels = ("exact", "padded")
 """Whether bytes that hold nothing lie between a page and the next (page_size_padded)."""
 
@@ -67,7 +70,6 @@ def _but(levels: Levels, *excluded: str) -> Levels:
     return tuple(level for level in levels if level not in excluded)
 
 
-_HEADS_OUTSIDE = ("head_first", "block_head_first")
 _NOT_FP8 = tuple(name for name, dtype in DTYPES.items() if not dtype.is_fp8)
 
 CONFLICTS: tuple[tuple[dict[str, Levels], str], ...] = (
@@ -84,15 +86,15 @@ CONFLICTS: tuple[tuple[dict[str, Levels], str], ...] = (
         "K and V of a block are not side by side",
     ),
     (
-        {"layout": _but(LAYOUTS, "content_packed"), "nesting": _HEADS_OUTSIDE},
+        {"layout": _but(LAYOUTS, "content_packed"), "nesting": HEADS_OUTSIDE},
         "a head outside its block holds K and V of its tokens",
     ),
     (
-        {"order": _but(ORDERS, "hnd"), "nesting": _HEADS_OUTSIDE},
+        {"order": _but(ORDERS, "hnd"), "nesting": HEADS_OUTSIDE},
         "the tokens of a head lie side by side",
     ),
     (
-        {"page": ("padded",), "nesting": _HEADS_OUTSIDE},
+        {"page": ("padded",), "nesting": HEADS_OUTSIDE},
         "vLLM pads pages that lie in one piece only (is_block_compact)",
     ),
     (

@@ -1,0 +1,83 @@
+"""What the properties that relate two runs share: how the second one ended, and comparing results.
+
+A relation finds what no reference has to know, and names it poorly: one of two runs is wrong. So a
+second case is the plainer of the two wherever there is a choice (a layout further up in its table,
+ids from 0 on, a row alone): what only the harder case shows is then found where that case is drawn,
+by the property that says what is wrong with it.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.axes import AXIS, Domain
+from kvfuzz.model.case import Case
+from kvfuzz.model.held import held
+from kvfuzz.model.verdict import Violation
+from kvfuzz.oracles.observation import Run
+from kvfuzz.oracles.properties import Judgement, NotChecked
+from kvfuzz.oracles.stored_bytes import first_violation, place_of
+
+
+def excluded(base: Run, case: Case) -> NotChecked | None:
+    """Why `case` is not to be run for `base`: it is outside the domain or `--where`."""
+    if refusal := outside(base.target.domain, case):
+        return NotChecked(f"the case to compare with is outside the domain: {refusal}")
+    if refusal := outside(base.where, case):
+        return NotChecked(f"the case to compare with is outside --where: {refusal}")
+    return None
+
+
+def outside(domain: Domain, case: Case) -> str | None:
+    """Why `case` is outside `domain`, or None. Facts that no rule asks for are not read."""
+    asked = {
+        axis
+        for axis, levels in domain.allowed.items()
+        if axis in AXIS and set(levels) != set(AXIS[axis].levels)
+    }
+    asked.update(axis for combination in domain.forbidden for axis in combination)
+    return domain.refusal({axis: AXIS[axis].level_of(case) for axis in AXIS if axis in asked})
+
+
+def ended(run: Run, manner: str) -> Judgement:
+    """What there is to say of a run that did not end as the base run did, or None.
+
+    `manner` says what was different, as the start of a sentence.
+    """
+    if run.refused:
+        return NotChecked(f"{manner} the target refuses the case: {run.refused}")
+    if run.unsupported:
+        return NotChecked(run.unsupported)
+    return Violation(f"{manner} the target raises {run.error}") if run.error else None
+
+
+def same_results(
+    base: Run, other: Mapping[str, Tensor], judged: Mapping[str, Tensor], message: str
+) -> Violation | None:
+    """The violation of the first byte in which the images `other` differ from the base run's.
+
+    `judged` is a mask of the bytes to compare by buffer. A NaN that a conversion was to make is a
+    class, as in `Expectation.canonical`.
+    """
+    wrong = {}
+    for name, mask in judged.items():
+        mine, theirs = base.after[name], other[name]
+        differs = mask & (mine != theirs)
+        if bool(differs.any()):
+            expectation = base.expectation
+            mine, theirs = (expectation.canonical(name, each) for each in (mine, theirs))
+            differs = mask & (mine != theirs)
+        wrong[name] = differs
+    return first_violation(base, wrong, judged, message, other)
+
+
+def changed_elsewhere(run: Run, may: Mapping[str, Tensor], message: str) -> Violation | None:
+    """The violation of the first byte that `run` changed outside the masks `may`."""
+    for name, mask in may.items():
+        changed = (run.after[name] != run.before[name]) & ~mask
+        if bool(changed.any()):
+            byte = held(run.case, name).address(int(torch.nonzero(changed)[0]))
+            count = int(changed.count_nonzero())
+            return Violation(message, place_of(run.case, name, byte), wrong=count)
+    return None
