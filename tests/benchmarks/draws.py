@@ -4,9 +4,9 @@
 
 Prints JSON. Per target, over N random draws: levels that the domain allows and no draw showed,
 draws that fell outside the domain or showed another row than they were drawn by, and microseconds
-a draw, a lowering and its facts. Per target, by covering rows: how many rows show every valid combination
-of three levels, as a multiple of the product of the three largest axes, under which no covering can
-be where all combinations are valid.
+a draw, a lowering and its facts. Per target, by covering rows: how many rows show every valid
+combination of three levels, as a multiple of the product of the three largest axes, under which no
+covering can be where all combinations are valid.
 """
 
 import argparse
