@@ -18,6 +18,7 @@ from torch import Tensor
 from kvfuzz.model.dtypes import DTYPES, FINITE_UNSIGNED_ZERO, INFINITY_AND_NAN, CacheDtype
 
 FP32_BIAS = 127
+FP32_EXPONENT_BITS = 8
 FP32_MANTISSA_BITS = 23
 
 
@@ -72,11 +73,23 @@ def _decoded(codes: Tensor, dtype: CacheDtype) -> Tensor:
 
 def encode(values: Tensor, dtype: CacheDtype) -> Tensor:
     """The codes nearest to fp32 `values`, ties to even; int64, shape of `values`."""
+    bits = values.view(torch.int32)
+    if dtype.exponent_bits == FP32_EXPONENT_BITS:
+        return _shortened(bits.to(torch.int64) & 0xFFFFFFFF, dtype)
     if not dtype.is_fp8:
         return _encoded(values, dtype)
-    bits = values.view(torch.int32)
     odd = (bits >> 16) & 0xFFFF | ((bits & 0xFFFF) != 0)
     return _rounded(dtype.name, values.device)[odd]
+
+
+def _shortened(bits: Tensor, dtype: CacheDtype) -> Tensor:
+    """The codes of a format with fp32's exponents: the upper bits of fp32 `bits`, rounded."""
+    dropped = FP32_MANTISSA_BITS - dtype.mantissa_bits
+    magnitude = bits & 0x7FFFFFFF
+    nan = magnitude > 0xFF << FP32_MANTISSA_BITS
+    if dropped:
+        bits = (bits + ((1 << (dropped - 1)) - 1) + (bits >> dropped & 1)) >> dropped
+    return torch.where(nan, dtype.nan_code, bits)
 
 
 def _encoded(values: Tensor, dtype: CacheDtype) -> Tensor:

@@ -100,7 +100,8 @@ class Marks:
         return (kind, 0) in self.views
 
     def note(self, kind: Kind, offset: Array, size: int, index: Array | None) -> None:
-        """Mark elements of `size` bytes at byte offsets; `index` is their `index_of`."""
+        """Mark elements of `size` bytes at byte offsets; `index` is their `index_of`, and offsets
+        do not matter beside it unless the allocation is large."""
         if self.allocation.is_large:
             self.pages[kind] |= pages_of(offset)
             if size > 1:

@@ -3,6 +3,7 @@
 import atexit
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,16 @@ _FLOATS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "f32": "f32", "fp64": "
 _INTEGERS = {
     f"{sign}{bits}": (np.dtype(f"i{bits // 8}"), bits) for sign in "iu" for bits in (8, 16, 32, 64)
 }
+
+
+@lru_cache(maxsize=1 << 10)
+def _integer(value: int, kind: str) -> Array:
+    """An integer that wraps at its width; read only, since launches share it."""
+    dtype, bits = _INTEGERS[kind]
+    half = 1 << (bits - 1)
+    found = np.array([(value + half) % (2 * half) - half], dtype)
+    found.flags.writeable = False
+    return found
 
 
 def keep_freed_memory() -> None:
@@ -212,9 +223,7 @@ class CpuLane:
         if kind in ("i1", "u1"):
             return np.array([bool(value)])
         if kind in _INTEGERS:
-            dtype, bits = _INTEGERS[kind]
-            half = 1 << (bits - 1)
-            return np.array([(int(value) + half) % (2 * half) - half], dtype)
+            return _integer(int(value), kind)
         raise UnsupportedOp(f"argument {name} of type {kind}")
 
     def _pointer(self, name: str, value: Any) -> Pointer:

@@ -5,19 +5,18 @@ what happens as events; the worker owns the target.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 import kvfuzz
-from kvfuzz.engine.explore import Deadline, Exploration, Failure, Trial
-from kvfuzz.engine.extent import extent
+from kvfuzz.engine.explore import Deadline, Exploration, Failure
 from kvfuzz.engine.findings import make_seed, replay_command, size_of
+from kvfuzz.engine.hunt import Caught, Effort, Hunt
 from kvfuzz.engine.journal import Journal
-from kvfuzz.engine.known import Known, Symptom, mark_of, symptoms
 from kvfuzz.engine.pool import Worker
-from kvfuzz.engine.reduce import reduced
+from kvfuzz.engine.runner import Runner
 from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
@@ -26,7 +25,6 @@ from kvfuzz.model.axes import Levels, facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.events import Combinations, Event, Found, Note, Progress, Started, Summary
 from kvfuzz.model.target import DEFAULT_ARCH, DEFAULT_LANE, TargetSpec
-from kvfuzz.model.verdict import Verdict
 
 MOST_UNCHECKED = 0.05
 """A campaign that leaves more of its cases undecided than this has not checked what it claims."""
@@ -64,13 +62,8 @@ class Campaign:
         self._journal = Journal(options.out)
         self._deadline = Deadline(options.budget_s, options.max_cases)
         self._tally = Tally()
-        self._known: list[Known] = []
-        self._hunted: Symptom | None = None
-        """The failure that is being shrunk."""
         self._exploration: Exploration | None = None
-        self._failing: dict[bytes, Verdict] = {}
         self._last_progress = 0.0
-        self._target = options.target.name
 
     def run(self) -> Exit:
         """Run to the first finding or to the end of the budget.
@@ -82,7 +75,6 @@ class Campaign:
         config = WorkerConfig(options.target, options.lane, options.arch, options.where)
         with Worker(config, case_timeout_s=options.case_timeout_s) as worker:
             description = worker.describe()
-            self._target = description.info.name
             self._deadline = Deadline(options.budget_s, options.max_cases)
             self._emit(self._started(description))
             failure: KvfuzzError | None = None
@@ -153,24 +145,30 @@ class Campaign:
         """Saved cases, then drawn ones. Returns what ended it."""
         options, info = self._options, description.info
         domain = info.domain.narrowed(info.op, options.where)
+        hunt = Hunt(
+            Runner(worker, self._journal, info.name, self._tally.coverage),
+            self._tally,
+            info.op,
+            domain,
+            random_seed=options.random_seed,
+            effort=Effort(options.reduce_s, options.extent_s if options.keep_going else 0.0),
+            progress=self._progress,
+        )
+        for case in self._remembered(info.name):
+            shown = facts(case)
+            if domain.refusal(shown) is None and hunt.attempt(case, shown, "seeds").failed:
+                self._settle(hunt, description, Failure(case, case))
+                if not options.keep_going:
+                    return "finding"
         self._exploration = exploration = Exploration(
             info.op,
             domain,
-            lambda case, shown: self._attempt(worker, case, shown),
+            lambda case, shown: hunt.attempt(case, shown, exploration.guide.phase),
             random_seed=options.random_seed,
             size_of=size_of,
         )
-        for case in self._remembered(info.name):
-            if domain.refusal(facts(case)) is not None:
-                continue
-            self._hunted = None
-            if self._attempt(worker, case, facts(case), "seeds").failed:
-                self._settle(worker, description, Failure(case, case))
-                if not options.keep_going:
-                    return "finding"
         guide = exploration.guide
         while not self._deadline.reached():
-            self._hunted = None
             found = exploration.next_failure(
                 self._deadline,
                 shrink_s=options.shrink_s,
@@ -178,7 +176,7 @@ class Campaign:
             )
             if found is None:
                 break
-            self._settle(worker, description, found)
+            self._settle(hunt, description, found)
             if not options.keep_going:
                 return "finding"
         if not self._tally.executed and exploration.rejected:
@@ -188,76 +186,18 @@ class Campaign:
         spent = options.max_cases
         return "max_cases" if spent and self._deadline.cases >= spent else "budget"
 
-    def _attempt(
-        self, worker: Worker, case: Case, shown: Mapping[str, str], phase: str = ""
-    ) -> Trial:
-        """Execute a case, to search or to shrink: whether it fails in a way that is not known."""
-        hunting = self._hunted is not None
-        drawing = self._exploration.guide.phase if self._exploration else ""
-        self._progress("shrink" if hunting else phase or drawing)
-        verdict, news = self._check(worker, case)
-        if not hunting:
-            self._tally.count(shown, verdict)
-        new = [
-            symptom
-            for symptom in symptoms(verdict)
-            if not any(known.explains(symptom, shown) for known in self._known)
-        ]
-        if new and self._hunted is None:
-            # The plainest case that fails like this, by whatever path of the kernel.
-            self._hunted = new[0]
-        decided = any(each.outcome != "not_checked" for each in verdict.results)
-        return Trial(bool(new) and self._hunted in new, decided, news)
+    def _settle(self, hunt: Hunt, description: Description, found: Failure) -> None:
+        """Save and tell what a hunt ends with, if that is a new finding."""
 
-    def _settle(self, worker: Worker, description: Description, found: Failure) -> None:
-        """Report a failure, or widen the finding that it is another case or a consequence of."""
-        hunted = self._hunted
-        assert hunted is not None  # noqa: S101  (what failed was hunted)
-        case = reduced(
-            found.smallest,
-            lambda smaller: self._attempt(worker, smaller, facts(smaller)).failed,
-            domain=description.info.domain.narrowed(description.info.op, self._options.where),
-            budget_s=self._options.reduce_s,
-        ).case
-        verdict = self._explained(worker, case)
-        shown, all_symptoms = facts(case), symptoms(verdict)
-        mark = mark_of(case, hunted, verdict)
-        beside = [each for each in all_symptoms if each.side in ("", hunted.side)]
-        where: dict[str, Levels] = {}
-        # How a crash ended is a symptom that needs no levels to tell it from others.
-        if self._options.keep_going and hunted.property != "crash":
-            where = self._extent(worker, hunted, shown)
-        for index, known in enumerate(self._known):
-            if known.mark == mark or any(known.explains(each, shown) for each in beside):
-                self._known[index] = known.wider((hunted,), where)
-                return
-        self._known.append(Known(mark, frozenset({hunted, *all_symptoms}), (where,)))
-        self._report(description, case, hunted, verdict, found.first.nbytes, where)
+        def report(caught: Caught) -> None:
+            seed = make_seed(caught.case, caught.symptom.property, caught.verdict, description)
+            path = self._out.save(seed)
+            self._tally.findings += 1
+            replay = replay_command(path, self._options.target)
+            first_nbytes = found.first.nbytes
+            self._emit(Found(seed, caught.verdict, str(path), replay, first_nbytes, caught.extent))
 
-    def _explained(self, worker: Worker, case: Case) -> Verdict:
-        """The verdict with whose byte was found, of a case that has failed."""
-        known, _ = self._check(worker, case)
-        self._journal.about_to_run(self._target, case)
-        explained = worker.check(case, explain=True)
-        return explained if explained.failed else known
-
-    def _extent(
-        self, worker: Worker, hunted: Symptom, shown: Mapping[str, str]
-    ) -> dict[str, Levels]:
-        """Under which levels near its smallest case a finding shows."""
-        assert self._exploration is not None  # noqa: S101  (something was explored)
-
-        def fails(case: Case, _: Mapping[str, str]) -> bool:
-            self._progress("extent")
-            return hunted in symptoms(self._check(worker, case)[0])
-
-        return extent(
-            self._exploration.guide.space,
-            shown,
-            fails,
-            random_seed=self._options.random_seed,
-            seconds=self._options.extent_s,
-        )
+        hunt.settle(found, report)
 
     def _remembered(self, target: str) -> list[Case]:
         """Cases of this target whose process died unseen, then its saved seeds."""
@@ -271,34 +211,6 @@ class Campaign:
             if seed.target == target:
                 known.append(seed.case)
         return self._journal.left_over(target) + known
-
-    def _check(self, worker: Worker, case: Case) -> tuple[Verdict, bool]:
-        """The verdict on a case, and whether it reached an outcome that none had."""
-        key = msgspec.msgpack.encode(case)
-        if key in self._failing:
-            # Hypothesis runs a failing example again; the answer must not change under it.
-            return self._failing[key], False
-        self._journal.about_to_run(self._target, case)
-        verdict = worker.check(case)
-        news = self._tally.coverage.add(verdict.exercised)
-        if verdict.failed:
-            self._failing[key] = verdict
-        return verdict, news
-
-    def _report(
-        self,
-        description: Description,
-        case: Case,
-        symptom: Symptom,
-        verdict: Verdict,
-        shrunk_from_bytes: int,
-        where: dict[str, Levels],
-    ) -> None:
-        seed = make_seed(case, symptom.property, verdict, description)
-        path = self._out.save(seed)
-        self._tally.findings += 1
-        replay = replay_command(path, self._options.target)
-        self._emit(Found(seed, verdict, str(path), replay, shrunk_from_bytes, where))
 
     def _progress(self, phase: str) -> None:
         now = time.monotonic()

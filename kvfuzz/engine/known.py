@@ -79,16 +79,21 @@ class Known(msgspec.Struct, frozen=True):
 
 def mark_of(case: Case, symptom: Symptom, verdict: Verdict) -> Mark:
     """The mark of a smallest case that failed with `symptom`; `verdict` is an explained one."""
-    layer = case.scene.attention
     violation = next(each.violation for each in verdict.failed if each.name == symptom.property)
     sides = [each.side for each in symptoms(verdict) if each.property == symptom.property]
     return Mark(
         symptom.property,
         tuple(sides),
-        "strided" if layer.order in ("nhd", "hnd") else layer.order,
-        DTYPES[layer.cache_dtype].is_fp8,
+        *path_of(case),
         _instead(case, violation) if violation else (),
     )
+
+
+def path_of(case: Case) -> tuple[str, bool]:
+    """The path of a kernel that a case takes, and whether elements are converted on it."""
+    layer = case.scene.attention
+    strided = layer.order in ("nhd", "hnd")
+    return "strided" if strided else layer.order, DTYPES[layer.cache_dtype].is_fp8
 
 
 def _instead(case: Case, violation: Violation) -> tuple[str, ...]:
@@ -96,7 +101,7 @@ def _instead(case: Case, violation: Violation) -> tuple[str, ...]:
     if place is None or origin is None or not (place.field and origin.field):
         return ()
     different = [axis for axis in ("head", "dim") if _differs(place, origin, axis)]
-    if _side(place.field) != _side(origin.field):
+    if side_of(place.field) != side_of(origin.field):
         different.append("side")
     if _slot(case, place) != _slot(case, origin):
         different.append("token")
@@ -142,9 +147,9 @@ def _sides(result: PropertyResult) -> tuple[str, ...]:
     if result.name == "crash":  # sizes and ids in a message differ from case to case
         return (re.sub(r"\d+", "#", violation.message)[:80],)
     names = violation.fields or ((violation.place.field,) if violation.place else ())
-    return tuple(dict.fromkeys(_side(name) for name in names)) or ("",)
+    return tuple(dict.fromkeys(side_of(name) for name in names)) or ("",)
 
 
-def _side(field: str) -> str:
+def side_of(field: str) -> str:
     """Key or value, by the name of the field whose bytes were wrong."""
     return {"k": "key", "v": "value"}.get(field[:1], "")

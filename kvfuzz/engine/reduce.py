@@ -1,9 +1,9 @@
 """Reduce a failing case: the smallest and plainest one that fails in the same way.
 
 A finding of forty blocks is a chore. Whatever Hypothesis has shrunk, or cannot shrink (saved seeds,
-a case that killed its process), is edited through its scene and lowered again, for as long as it
-shows the same symptom: the same property, on the side of K or of V. What only the case has
-(further steps) is dropped from the case. Nothing is returned that did not fail.
+a case that killed its process), is edited through its scene and lowered again, for as long as it is
+the same finding: the same property, on the side of K or of V, by the same path of the kernel. What
+only the case has (further steps) is dropped from the case. Nothing is returned that did not fail.
 """
 
 import time
@@ -19,61 +19,17 @@ from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case, Step
+from kvfuzz.model.fill import LARGE
 from kvfuzz.model.lower import lower
 from kvfuzz.model.scene import Scene
 from kvfuzz.model.search import Steps, fewest
 from kvfuzz.model.simpler import simplifications
 from kvfuzz.model.steps import check_steps
-from kvfuzz.model.verdict import PropertyResult, Verdict
 
 MOST_RUNS = 1000
 """Candidates that are run, at most; a big case takes one to two hundred."""
 CONFIRMATIONS = 3
 """How many of the last results are run again before a case that fails at times is left alone."""
-
-SIDES: dict[str, str] = {
-    **dict.fromkeys(("k", "key", "key_out"), "key"),
-    **dict.fromkeys(("v", "value", "value_out"), "value"),
-}
-"""By field, whether it is about K or V; a field of state, or no field, is about neither."""
-
-Check = Callable[[Case], Verdict]
-
-
-class Symptom(msgspec.Struct, frozen=True):
-    """How a case fails: what a smaller one must share with it."""
-
-    property: str
-    side: str
-    """`key` or `value` where the first wrong byte is of one of them, else empty."""
-    with_it: frozenset[str]
-    """Everything that failed: nothing else may come before `property` in its place."""
-
-    def shown_by(self, verdict: Verdict) -> bool:
-        """Whether a verdict fails the same property on the same side, named as the finding is."""
-        for result in verdict.failed:
-            if result.name == self.property:
-                return not self.side or _side(result) == self.side
-            if result.name not in self.with_it:
-                return False
-        return False
-
-
-def symptom_of(verdict: Verdict, name: str = "") -> Symptom | None:
-    """The symptom of a failing verdict: of the property `name`, or of the first that failed.
-
-    None where that did not fail.
-    """
-    for result in verdict.failed:
-        if name in ("", result.name):
-            failed = frozenset(each.name for each in verdict.failed)
-            return Symptom(result.name, _side(result), failed)
-    return None
-
-
-def _side(result: PropertyResult) -> str:
-    place = result.violation.place if result.violation else None
-    return SIDES.get(place.field, "") if place else ""
 
 
 class Reduction(msgspec.Struct, frozen=True):
@@ -97,7 +53,8 @@ def reduced(
     A run is never broken off, so that the last one may end late. The same case and answers give the
     same result. A case that fails at times only comes back as far as its last results still fail.
     """
-    trial = _Trial(still_fails, domain, time.monotonic() + budget_s, max_runs)
+    most_bytes = max(case.nbytes, LARGE)
+    trial = _Trial(still_fails, domain, most_bytes, time.monotonic() + budget_s, max_runs)
     recent: deque[Case] = deque(maxlen=CONFIRMATIONS)
     ended_by: Literal["minimal", "time", "runs"] = "minimal"
     try:
@@ -110,35 +67,6 @@ def reduced(
         if still_fails(last):
             return Reduction(last, trial.runs, ended_by)
     return Reduction(case, trial.runs, ended_by)
-
-
-def minimum(
-    case: Case,
-    verdict: Verdict,
-    check: Check,
-    *,
-    domain: Domain,
-    budget_s: float,
-    is_new: Callable[[Case, Verdict], bool] = lambda case, verdict: True,
-) -> tuple[Case, Verdict]:
-    """The reduced case of a finding, with its verdict, which `verdict` is for `case`.
-
-    `is_new` says which failures are no finding that is known already.
-    """
-    symptom = symptom_of(verdict)
-    if symptom is None:
-        return case, verdict
-    last: dict[str, Verdict] = {}
-
-    def still_fails(candidate: Case) -> bool:
-        seen = check(candidate)
-        fails = symptom.shown_by(seen) and is_new(candidate, seen)
-        if fails:
-            last[_key(candidate)] = seen
-        return fails
-
-    smallest = reduced(case, still_fails, domain=domain, budget_s=budget_s).case
-    return smallest, last.get(_key(smallest), verdict)
 
 
 def _search(case: Case, trial: "_Trial") -> Iterator[Case]:
@@ -202,12 +130,20 @@ class _Spent(Exception):  # noqa: N818  (no error: the search ends)
 
 
 class _Trial:
-    """Whether a candidate will do; each is run once, and none outside the domain."""
+    """Whether a candidate will do; each is run once, and none outside the domain or huge.
+
+    Wider elements or more blocks may be plainer, but not at the price of gigabytes.
+    """
 
     def __init__(
-        self, still_fails: Callable[[Case], bool], domain: Domain, until: float, max_runs: int
+        self,
+        still_fails: Callable[[Case], bool],
+        domain: Domain,
+        most_bytes: int,
+        until: float,
+        max_runs: int,
     ) -> None:
-        self._still_fails, self._domain = still_fails, domain
+        self._still_fails, self._domain, self._most_bytes = still_fails, domain, most_bytes
         self._until, self._max_runs = until, max_runs
         self._known: dict[str, bool] = {}
         self.runs = 0
@@ -216,7 +152,7 @@ class _Trial:
         """Raises _Spent where nothing more may be run."""
         if time.monotonic() >= self._until:
             raise _Spent(by_time=True)
-        key = _key(case)
+        key = key_of(case)
         if key not in self._known:
             self._known[key] = self._is_possible(case) and self._run(case)
         return self._known[key]
@@ -227,7 +163,7 @@ class _Trial:
             check_steps(case)
         except UsageError:
             return False
-        return self._domain.refusal(facts(case)) is None
+        return case.nbytes <= self._most_bytes and self._domain.refusal(facts(case)) is None
 
     def _run(self, case: Case) -> bool:
         if self.runs >= self._max_runs:
@@ -236,7 +172,7 @@ class _Trial:
         return self._still_fails(case)
 
 
-def _key(case: Case) -> str:
+def key_of(case: Case) -> str:
     """What decides a verdict: the case without the scene that rides along."""
     lowered = (case.buffers, case.fields, case.tensors, case.steps)
     return sha256(msgspec.msgpack.encode(lowered, order="deterministic")).hexdigest()

@@ -160,6 +160,44 @@ def replay(
     return replay_seeds(seeds, options, folder=Path())
 
 
+@cli.group()
+def seeds() -> None:
+    """Work on saved seeds."""
+
+
+@seeds.command()
+@click.argument("names", nargs=-1, required=True, metavar="SEED...")
+@click.option("--target", default="", help="Reduce on this target instead of the seed's.")
+@click.option("--source", multiple=True, metavar="PROJECT=DIR", help=SOURCE_HELP)
+@click.option("--lane", type=click.Choice(LANES), help="Instead of the seed's lane.")
+@click.option("--arch", default="", metavar="GFX", help="Instead of the seed's arch.")
+@click.option("--case-timeout", default="60s", metavar="60s", help="When a case hangs.")
+@click.option(
+    "--budget", default="60s", metavar="60s|5m|2h", show_default=True, help="How long, each seed."
+)
+@click.option("--out", default="", metavar="DIR", help="Where to write.  [default: by the seed]")
+def minimize(
+    names: tuple[str, ...],
+    target: str,
+    source: tuple[str, ...],
+    lane: str | None,
+    arch: str,
+    case_timeout: str,
+    budget: str,
+    out: str,
+) -> int:
+    """Write a smaller seed beside each SEED that fails in the same way; `-` reads stdin.
+
+    SEED itself stays as it is. Ends with 0 where every seed is minimised or was minimal, with 4
+    where one does not fail any more or its target is absent.
+    """
+    from kvfuzz.front.minimizing import minimize_seeds
+    from kvfuzz.front.replaying import ReplayOptions
+
+    options = ReplayOptions(target, source, lane or "", arch, case_timeout)
+    return minimize_seeds(names, options, budget=budget, out=out, folder=Path())
+
+
 @cli.command()
 @click.argument("seed")
 def show(seed: str) -> None:

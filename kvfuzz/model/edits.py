@@ -41,7 +41,12 @@ def with_part(scene: Scene, part: Part, **changes: object) -> Scene:
         return msgspec.structs.replace(scene, batch=changed)
     if part == "layer":
         mine = cast("AttentionLayer", changed)
-        every = (mine if layer is scene.attention else layer for layer in scene.plan.layers)
+        sharing = scene.plan.sharing(mine.allocation)
+        # Layers that share an allocation are laid out alike.
+        every = (
+            msgspec.structs.replace(mine, name=layer.name) if layer in sharing else layer
+            for layer in scene.plan.layers
+        )
         return with_layers(scene, tuple(every))
     return cast("Scene", changed)
 
@@ -118,7 +123,7 @@ def with_dtypes(scene: Scene, dtypes: tuple[str, str]) -> Scene:
 def blocks_of(scene: Scene) -> tuple[int, ...]:
     """The block ids that have an owner, sequences in their order first, then Mamba layers."""
     used = [block for sequence in scene.batch.sequences for block in sequence.block_ids]
-    return (*used, *scene.state_blocks)
+    return tuple(dict.fromkeys((*used, *scene.state_blocks)))
 
 
 def renumbered(scene: Scene, ids: Mapping[int, int], num_blocks: int) -> Scene:
@@ -138,8 +143,14 @@ def renumbered(scene: Scene, ids: Mapping[int, int], num_blocks: int) -> Scene:
     return with_sequences(scene, sequences)
 
 
-def shifted(scene: Scene, by: int) -> Scene:
-    """Every block id, and the number of blocks, higher by `by`."""
+def with_num_blocks(scene: Scene, num_blocks: int) -> Scene:
+    """Another number of blocks, all of which in use stay where they are."""
+    return with_part(scene, "geometry", num_blocks=num_blocks)
+
+
+def from_block(scene: Scene, first: int) -> Scene:
+    """Every block id, and the number of blocks, moved by as much as the lowest id is to `first`."""
+    by = first - min(blocks_of(scene))
     num_blocks = scene.attention.geometry.num_blocks + by
     return renumbered(scene, {block: block + by for block in blocks_of(scene)}, num_blocks)
 
@@ -158,4 +169,4 @@ def as_far(scene: Scene, case: Case, edited: Case) -> Scene:
         -(-first * before // now)
         for before, now in zip(per_block(case), per_block(edited), strict=True)
     )
-    return shifted(edited.scene, max(0, needed - min(blocks_of(edited.scene))))
+    return from_block(edited.scene, max(needed, min(blocks_of(edited.scene))))

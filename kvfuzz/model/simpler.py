@@ -2,120 +2,39 @@
 
 The whole is one search (`kvfuzz.model.search`), pass after pass, that ends with a scene which no
 candidate improves on. Big deletions come first. Candidates may be impossible: whoever drives the
-search lowers them, and says what will do.
-
-SIZES and SIMPLER are the tables of attributes with their values, the plainest first: a further
-attribute of a scene is one more line.
+search lowers them, and says what will do. Which values are plain is a table (`kvfuzz.model.plain`).
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
 
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.axes import BLOCK_SIZES, HEAD_COUNTS, HEAD_SIZES, facts
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.axes import facts
 from kvfuzz.model.edits import (
-    ONE,
-    Part,
     as_far,
     blocks_of,
-    part_of,
+    from_block,
     renumbered,
     run_of,
-    shifted,
-    with_block_size,
-    with_dtypes,
     with_layers,
-    with_layout,
+    with_num_blocks,
     with_part,
     with_sequences,
 )
-from kvfuzz.model.layout import LAYOUTS, ORDERS
 from kvfuzz.model.lower import lower
+from kvfuzz.model.plain import FILL_SEEDS, SIMPLER, SIZES, Plainer
 from kvfuzz.model.plan import Layer, StateLayer
-from kvfuzz.model.scene import VALUES, Scene
+from kvfuzz.model.scene import Scene
 from kvfuzz.model.search import Steps, fewest, first_of, smallest
 
 Search = Steps[Scene]
 Pass = Callable[[Scene], Search]
 
-TWO, THREE = 0x40000000, 0x40400000
-"""Bit patterns of 2.0 and of 3.0, whose reciprocal is not exact."""
-
-FILL_SEEDS = 8
-"""How many fill seeds are as plain as any other."""
-
-
-class Plainer(NamedTuple):
-    """An attribute of a scene: how to read it, its values from the plainest on, how to set it."""
-
-    read: Callable[[Scene], object]
-    values: Callable[[Scene], Iterable[object]]
-    write: Callable[[Scene, Any], Scene]
-    moves_blocks: bool = False
-    """Whether it is also tried with higher blocks, so that a case beyond 2**31 stays there."""
-
-
-def attribute(part: Part, name: str, *values: object) -> Plainer:
-    """An attribute that stands for itself: nothing else changes with it."""
-    return Plainer(
-        lambda scene: getattr(part_of(scene, part), name),
-        lambda scene: values,
-        lambda scene, value: with_part(scene, part, **{name: value}),
-    )
-
-
-def size(name: str, levels: tuple[int, ...]) -> Plainer:
-    """A size of the cache: the levels below the one at hand."""
-    plain = attribute("geometry", name)
-    return plain._replace(
-        values=lambda scene: (
-            level for level in levels if level < getattr(scene.attention.geometry, name)
-        )
-    )
-
-
-DTYPE_PAIRS = tuple(
-    (cache, model)
-    for cache in DTYPES
-    for model in (("fp32", "bf16", "fp16") if DTYPES[cache].is_fp8 else (cache,))
-)
-
-SIZES: tuple[Plainer, ...] = (
-    size("num_kv_heads", HEAD_COUNTS)._replace(moves_blocks=True),
-    size("head_size", HEAD_SIZES),
-    size("block_size", BLOCK_SIZES)._replace(write=with_block_size),
-)
-"""What makes a case large."""
-
-SIMPLER: tuple[Plainer, ...] = (
-    Plainer(
-        lambda scene: scene.attention.layout,
-        lambda scene: (each for each in LAYOUTS if each != "hybrid" or scene.state_blocks),
-        with_layout,
-    ),
-    attribute("layer", "order", *ORDERS),
-    Plainer(
-        lambda scene: (scene.attention.cache_dtype, scene.model_dtype),
-        lambda scene: DTYPE_PAIRS,
-        with_dtypes,
-    ),
-    attribute("scene", "k_scale", ONE, TWO, THREE),
-    attribute("scene", "v_scale", ONE, TWO, THREE),
-    attribute("scene", "values", *VALUES),
-    attribute("scene", "row_gap", 0),
-    Plainer(
-        lambda scene: scene.batch.table_width,
-        lambda scene: (max(len(each.block_ids) for each in scene.batch.sequences),),
-        lambda scene, width: with_part(scene, "batch", table_width=width),
-    ),
-    attribute("scene", "fill_seed", *range(FILL_SEEDS)),
-)
-"""What makes a case hard to read."""
+FEW_BLOCKS = 2
+"""Up to how many blocks in use every choice of low ids is tried."""
 
 
 def simplifications(scene: Scene) -> Search:
@@ -233,33 +152,37 @@ def _padding(scene: Scene) -> Search:
 def _blocks(scene: Scene) -> Search:
     """Low block ids without gaps, in the order of use if that will do, and no spare block."""
     used = blocks_of(scene)
-    orders = (used, sorted(used))
     plainer = (
-        renumbered(scene, {block: index for index, block in enumerate(order)}, len(used))
-        for order in orders
+        renumbered(scene, dict(zip(used, ids, strict=True)), max(ids) + 1) for ids in _low(used)
     )
     scene = yield from first_of(scene, itertools.takewhile(lambda each: each != scene, plainer))
     scene = yield from _no_spare_blocks(scene)
     first = min(blocks_of(scene))
-    scene = yield from smallest(scene, first, 0, partial(_from_block, scene))
+    scene = yield from smallest(scene, first, 0, partial(from_block, scene))
     if len(used) > 1:
         for block in sorted(blocks_of(scene)):
             scene = yield from _lower_block(scene, block)
     return (yield from _no_spare_blocks(scene))
 
 
+def _low(used: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Low ids for the blocks in `used`, the plainest first.
+
+    One or two get any of the lowest ones: a wrong stride may relate two ids, so that neither can
+    be lowered alone.
+    """
+    count = len(used)
+    yield tuple(range(count))
+    rank = {block: index for index, block in enumerate(sorted(used))}
+    yield tuple(rank[block] for block in used)
+    if count <= FEW_BLOCKS:
+        yield from sorted(itertools.permutations(range(count + 1), count), key=max)
+
+
 def _no_spare_blocks(scene: Scene) -> Search:
     num_blocks, needed = scene.attention.geometry.num_blocks, max(blocks_of(scene)) + 1
-    with_blocks = partial(_with_num_blocks, scene)
+    with_blocks = partial(with_num_blocks, scene)
     return (yield from smallest(scene, num_blocks, needed, with_blocks))
-
-
-def _with_num_blocks(scene: Scene, num_blocks: int) -> Scene:
-    return with_part(scene, "geometry", num_blocks=num_blocks)
-
-
-def _from_block(scene: Scene, first: int) -> Scene:
-    return shifted(scene, first - min(blocks_of(scene)))
 
 
 def _lower_block(scene: Scene, block: int) -> Search:

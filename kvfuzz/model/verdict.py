@@ -99,7 +99,8 @@ class Verdict(msgspec.Struct, frozen=True):
     results: tuple[PropertyResult, ...]
     refused: str = ""
     digest: str = ""
-    """SHA-256 of every buffer's bytes after the last step, first 16 hex digits.
+    """SHA-256 of every buffer's bytes after the last step, first 16 hex digits; empty where a case
+    passed and nobody asked for an explanation.
 
     NaNs that a conversion was to make count as one, since devices differ in their bits.
     """

@@ -43,7 +43,8 @@ class Judge:
         self._quantise = writers[0].info.quantise if writers else Quantise()
 
     def verdict(self, case: Case, *, explain: bool = False) -> Verdict:
-        """The outcome of every property on `case`; `explain` adds whose byte was found."""
+        """The outcome of every property on `case`; `explain` adds whose byte was found, and the
+        digest of a case that passes."""
         try:
             base, seen = self._run(Variant(case))
         except NotCheckedError as error:
@@ -64,7 +65,7 @@ class Judge:
             results = self._with_origins(results, case, base)
         return Verdict(
             tuple(results),
-            digest=_digest(base),
+            digest=_digest(base) if explain or any(map(_failed, results)) else "",
             launches=base.launches,
             hazards=tuple(hazards),
             exercised=seen.exercised(),
@@ -146,6 +147,10 @@ class Judge:
         return f"outside the domain of {self._partner.info.name}: {refusal}" if refusal else ""
 
 
+def _failed(result: PropertyResult) -> bool:
+    return result.outcome == "failed"
+
+
 def _traceable(result: PropertyResult) -> bool:
     """Whether a failure is about a byte that came from somewhere."""
     found = result.violation
@@ -187,5 +192,5 @@ def _digest(run: Run) -> str:
     for name in sorted(run.after):
         digest.update(name.encode() + b"\0")
         after = run.expectation.canonical(name, run.after[name])
-        digest.update(after.to(torch.device("cpu")).numpy().tobytes())
+        digest.update(after.to(torch.device("cpu")).numpy().data)
     return digest.hexdigest()[:16]
