@@ -4,14 +4,21 @@ A *code* is the bit pattern of an element as int64. `decode` is exact. `encode` 
 nearest, ties to even, and saturates the fp8 formats at their largest finite value, infinities
 included; the 16-bit formats overflow to infinity. The scalar definition that both are tested
 against is `kvfuzz.model.dtypes`.
+
+Formats of at most 16 bits are decoded by a table of all their codes. An fp8 code is looked up by
+the top half of the fp32 bits, the lowest bit of which is set where the other half is not zero:
+rounded so, to odd, a number keeps all that deciding between two fp8 neighbours takes.
 """
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from kvfuzz.model.dtypes import FINITE_UNSIGNED_ZERO, INFINITY_AND_NAN, CacheDtype
+from kvfuzz.model.dtypes import DTYPES, FINITE_UNSIGNED_ZERO, INFINITY_AND_NAN, CacheDtype
 
 FP32_BIAS = 127
+FP32_EXPONENT_BITS = 8
 FP32_MANTISSA_BITS = 23
 
 
@@ -26,6 +33,25 @@ def is_nan(codes: Tensor, dtype: CacheDtype) -> Tensor:
 
 def decode(codes: Tensor, dtype: CacheDtype) -> Tensor:
     """The fp32 values of `codes`; NaNs become the fp32 quiet NaN."""
+    if dtype.itemsize > 2:
+        return _decoded(codes, dtype)
+    return _values(dtype.name, codes.device)[codes]
+
+
+@lru_cache(maxsize=32)
+def _values(name: str, device: torch.device) -> Tensor:
+    """The fp32 value of every code."""
+    dtype = DTYPES[name]
+    return _decoded(torch.arange(1 << (8 * dtype.itemsize), device=device), dtype)
+
+
+@lru_cache(maxsize=32)
+def _rounded(name: str, device: torch.device) -> Tensor:
+    """The code nearest to each fp32 whose low 16 bits are zero; int64 `[65536]`."""
+    return _encoded(_as_float(torch.arange(1 << 16, device=device) << 16), DTYPES[name])
+
+
+def _decoded(codes: Tensor, dtype: CacheDtype) -> Tensor:
     magnitude = codes & (dtype.sign_bit - 1)
     exponent, mantissa = magnitude >> dtype.mantissa_bits, magnitude % (1 << dtype.mantissa_bits)
     widened = mantissa << (FP32_MANTISSA_BITS - dtype.mantissa_bits)
@@ -47,6 +73,26 @@ def decode(codes: Tensor, dtype: CacheDtype) -> Tensor:
 
 def encode(values: Tensor, dtype: CacheDtype) -> Tensor:
     """The codes nearest to fp32 `values`, ties to even; int64, shape of `values`."""
+    bits = values.view(torch.int32)
+    if dtype.exponent_bits == FP32_EXPONENT_BITS:
+        return _shortened(bits.to(torch.int64) & 0xFFFFFFFF, dtype)
+    if not dtype.is_fp8:
+        return _encoded(values, dtype)
+    odd = (bits >> 16) & 0xFFFF | ((bits & 0xFFFF) != 0)
+    return _rounded(dtype.name, values.device)[odd]
+
+
+def _shortened(bits: Tensor, dtype: CacheDtype) -> Tensor:
+    """The codes of a format with fp32's exponents: the upper bits of fp32 `bits`, rounded."""
+    dropped = FP32_MANTISSA_BITS - dtype.mantissa_bits
+    magnitude = bits & 0x7FFFFFFF
+    nan = magnitude > 0xFF << FP32_MANTISSA_BITS
+    if dropped:
+        bits = (bits + ((1 << (dropped - 1)) - 1) + (bits >> dropped & 1)) >> dropped
+    return torch.where(nan, dtype.nan_code, bits)
+
+
+def _encoded(values: Tensor, dtype: CacheDtype) -> Tensor:
     bits = values.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     magnitude = bits & 0x7FFFFFFF
     nan = magnitude > 0xFF << FP32_MANTISSA_BITS

@@ -45,6 +45,10 @@ class Expectation:
             wrong[at] = False
         return wrong
 
+    def missed(self, after: Mapping[str, Tensor]) -> list[str]:
+        """The written buffers of which some byte, *must* or not, is not the expected one."""
+        return [name for name in self.must if not image.same(after[name], self.images[name])]
+
     def canonical(self, buffer: str, after: Tensor) -> Tensor:
         """`after` with every NaN that a conversion was to make replaced by the expected one.
 
@@ -66,7 +70,7 @@ class Expectation:
                 continue
             dtype = DTYPES[stored.field.dtype]
             both = is_nan(stored.codes, dtype)
-            if bool(both.any()):
+            if image.is_any(both):
                 both &= is_nan(image.read(after, stored.at, stored.field.dtype), dtype)
                 found.append(image.element_bytes(stored.at[both], stored.field.dtype))
         return found
@@ -88,6 +92,6 @@ def expect(case: Case, before: Mapping[str, Tensor], quantise: Quantise) -> Expe
             name = stored.field.buffer
             mask = must.setdefault(name, torch.zeros_like(images[name], dtype=torch.bool))
             image.write(images[name], stored.at, stored.field.dtype, stored.codes)
-            mask[image.element_bytes(stored.at, stored.field.dtype)] = True
+            image.mark(mask, stored.at, stored.field.dtype)
             all_stored.append(stored)
     return Expectation(images, must, all_stored)

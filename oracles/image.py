@@ -5,6 +5,7 @@ or some spans of a large one (`kvfuzz.model.held`). A *position* is an index int
 from a field's mixed-radix map, never from a view.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,8 +33,12 @@ def positions(case: Case, field: Field, **coordinates: Tensor) -> Tensor:
 
 
 def addresses(field: Field, **coordinates: Tensor) -> Tensor:
-    """Byte address of the element at each coordinate; the coordinate tensors broadcast."""
-    result: Tensor | int = field.base
+    """Byte address of the element at each coordinate; the coordinate tensors broadcast.
+
+    A coordinate whose axis has no term does not matter, not even to the shape.
+    """
+    device = next((each.device for each in coordinates.values()), None)
+    result = torch.tensor(field.base, device=device)
     for term in field.terms:
         digit = coordinates[term.axis]
         if term.div > 1:
@@ -41,7 +46,6 @@ def addresses(field: Field, **coordinates: Tensor) -> Tensor:
         if term.mod:
             digit = digit % term.mod
         result = result + digit * term.stride
-    assert isinstance(result, Tensor)  # noqa: S101  (every field has a term)
     return result
 
 
@@ -52,6 +56,11 @@ def element_bytes(at: Tensor, dtype: str) -> Tensor:
 
 def read(image: Tensor, at: Tensor, dtype: str) -> Tensor:
     """The codes of the elements of `dtype` at positions `at`; int64, little endian."""
+    size = itemsize(dtype)
+    elements = _elements(image, at, size)
+    if elements is not None:
+        whole, numbers = elements
+        return whole[numbers].to(torch.int64) & _ALL_BITS[size]
     parts = image[element_bytes(at, dtype)].to(torch.int64)
     code = parts[..., 0]
     for index in range(1, parts.shape[-1]):
@@ -61,5 +70,49 @@ def read(image: Tensor, at: Tensor, dtype: str) -> Tensor:
 
 def write(image: Tensor, at: Tensor, dtype: str, codes: Tensor) -> None:
     """Put `codes` at positions `at` of `image`, little endian."""
-    shifts = torch.arange(itemsize(dtype), device=at.device) * 8
+    size = itemsize(dtype)
+    elements = _elements(image, at, size)
+    if elements is not None:
+        whole, numbers = elements
+        whole[numbers] = codes.to(whole.dtype)
+        return
+    shifts = torch.arange(size, device=at.device) * 8
     image[element_bytes(at, dtype)] = ((codes.unsqueeze(-1) >> shifts) & 0xFF).to(torch.uint8)
+
+
+def mark(mask: Tensor, at: Tensor, dtype: str) -> None:
+    """Set every byte of the elements at positions `at` in a mask with an entry per byte."""
+    size = itemsize(dtype)
+    elements = _elements(mask.view(torch.uint8), at, size)
+    if elements is not None:
+        whole, numbers = elements
+        whole[numbers] = 0x0101010101010101 & (_ALL_BITS[size] >> 1)
+        return
+    mask[element_bytes(at, dtype)] = True
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ALL_BITS = {size: (1 << (8 * size)) - 1 if size < 8 else -1 for size in _INTEGERS}
+
+
+def _elements(image: Tensor, at: Tensor, size: int) -> tuple[Tensor, Tensor] | None:
+    """`image` as integers of `size` bytes and the place of each in it; None where one lies across
+    two of them, as a field with an odd base may ask for."""
+    if size == 1:
+        return image, at
+    if image.numel() % size or image.data_ptr() % size or is_any((at & (size - 1)) != 0):
+        return None
+    return image.view(_INTEGERS[size]), at >> (size.bit_length() - 1)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two images or masks are equal. On a CPU NumPy looks at many bytes at once, and
+    torch.equal at one."""
+    if one.device.type == "cpu":
+        return np.array_equal(one.numpy(), other.numpy())
+    return torch.equal(one, other)
+
+
+def is_any(mask: Tensor) -> bool:
+    """Whether some entry of a mask is set; on a CPU by NumPy, as in `same`."""
+    return bool(mask.numpy().any() if mask.device.type == "cpu" else mask.any())

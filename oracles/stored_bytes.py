@@ -14,8 +14,12 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.held import held
 from kvfuzz.model.verdict import Hazard, Place, Violation
+from kvfuzz.oracles import image
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Runs
+
+ASKED = 64
+"""Wrong bytes of a buffer whose owners are asked for, about."""
 
 
 def place_of(case: Case, buffer: str, byte: int) -> Place:
@@ -27,14 +31,14 @@ def place_of(case: Case, buffer: str, byte: int) -> Place:
     return Place(buffer, byte, field.name, field.layer, coordinate)
 
 
-def _element_hex(case: Case, place: Place, image: Tensor) -> str:
+def _element_hex(case: Case, place: Place, data: Tensor) -> str:
     start, size = place.byte, 1
     if place.field:
         field = case.field(place.field)
         start = field.byte({axis: place.coordinate[axis] for axis in field.extents})
         size = itemsize(field.dtype)
     start = held(case, place.buffer).position(start)
-    return "0x" + bytes(image[start : start + size].flip(0).tolist()).hex()
+    return "0x" + bytes(data[start : start + size].flip(0).tolist()).hex()
 
 
 def _address(case: Case, buffer: str, mask: Tensor) -> int:
@@ -54,7 +58,7 @@ def first_violation(
     `wrong` and `judged` are bool per byte: which bytes are wrong, of which that were compared.
     """
     for name, mask in wrong.items():
-        if not bool(mask.any()):
+        if not image.is_any(mask):
             continue
         place = place_of(run.case, name, _address(run.case, name, mask))
         return Violation(
@@ -64,11 +68,24 @@ def first_violation(
             _element_hex(run.case, place, run.after[name]),
             sum(int(mask.count_nonzero()) for mask in wrong.values()),
             sum(int(mask.count_nonzero()) for mask in judged.values()),
+            fields=_fields(run.case, wrong),
         )
     return None
 
 
-def _unwritten(run: Run, buffer: str) -> Tensor:
+def _fields(case: Case, wrong: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The fields that own wrong bytes; of very many bytes some are asked, evenly spread."""
+    found: dict[str, None] = {}
+    for name, mask in wrong.items():
+        at = torch.nonzero(mask).flatten()
+        kept = held(case, name)
+        for position in at[:: max(1, len(at) // ASKED)].tolist():
+            if owner := case.owner(name, kept.address(position)):
+                found[owner[0].name] = None
+    return tuple(found)
+
+
+def unwritten(run: Run, buffer: str) -> Tensor:
     """Bytes that no launch wrote. Without a write record: bytes that still hold their fill."""
     unchanged = run.after[buffer] == run.before[buffer]
     return unchanged if run.written is None else unchanged & ~run.written[buffer]
@@ -79,8 +96,8 @@ def oracle(runs: Runs) -> Violation | None:
     run = runs[BASE]
     expectation = run.expectation
     wrong = {
-        name: expectation.wrong(name, run.after[name]) & ~_unwritten(run, name)
-        for name in expectation.must
+        name: expectation.wrong(name, run.after[name]) & ~unwritten(run, name)
+        for name in run.missed
     }
     message = "a byte that the op must write holds the wrong value"
     return first_violation(run, wrong, expectation.must, message, expectation.images)
@@ -91,8 +108,7 @@ def complete(runs: Runs) -> Violation | None:
     run = runs[BASE]
     expectation = run.expectation
     wrong = {
-        name: expectation.wrong(name, run.after[name]) & _unwritten(run, name)
-        for name in expectation.must
+        name: expectation.wrong(name, run.after[name]) & unwritten(run, name) for name in run.missed
     }
     message = "a byte that the op must write still holds what was there before"
     return first_violation(run, wrong, expectation.must, message, expectation.images)
@@ -102,8 +118,8 @@ def frame(runs: Runs) -> Violation | None:
     """No other byte of a written buffer changed, guard zones included."""
     run = runs[BASE]
     must = run.expectation.must
-    never = {name: ~mask for name, mask in must.items()}
-    wrong = {name: mask & (run.after[name] != run.before[name]) for name, mask in never.items()}
+    never = {name: ~mask for name, mask in must.items()} if run.missed else {}
+    wrong = {name: never[name] & (run.after[name] != run.before[name]) for name in run.missed}
     message = "a byte that the op must not touch was overwritten"
     found = first_violation(run, wrong, never, message, run.before)
     return found or _far_write(run, [name for name in run.before if name in must], "the allocation")
@@ -128,8 +144,10 @@ def rewritten(runs: Runs) -> list[Hazard]:
         return []
     hazards = []
     for name, must in run.expectation.must.items():
+        if image.same(run.written[name], must):
+            continue
         equal = run.written[name] & ~must & (run.after[name] == run.before[name])
-        if bool(equal.any()):
+        if image.is_any(equal):
             place = place_of(run.case, name, _address(run.case, name, equal))
             what = f"bytes of {place.field or 'no element'} in {name} that it need not write"
             hazards.append(Hazard("rewrite", f"the op rewrites {what} with equal values"))
@@ -140,9 +158,9 @@ def immutable(runs: Runs) -> Violation | None:
     """A buffer that the op only reads has not changed in any byte."""
     run = runs[BASE]
     only_read = [name for name in run.before if name not in run.expectation.written]
-    changed = [name for name in only_read if not torch.equal(run.after[name], run.before[name])]
+    changed = [name for name in only_read if not image.same(run.after[name], run.before[name])]
     wrong = {name: run.after[name] != run.before[name] for name in changed}
-    judged = {name: torch.ones_like(run.before[name]) for name in only_read}
+    judged = {name: torch.ones_like(run.before[name]) for name in only_read} if changed else {}
     message = "a buffer that the op only reads was changed"
     found = first_violation(run, wrong, judged, message, run.before)
     return found or _far_write(run, only_read, "a buffer that is only read")

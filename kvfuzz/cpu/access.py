@@ -10,6 +10,7 @@ from kvfuzz.cpu.errors import LaneError
 from kvfuzz.cpu.races import Race, Races
 from kvfuzz.cpu.reserve import marked_in, pages_of, zeros
 from kvfuzz.cpu.space import AddressSpace, Allocation
+from kvfuzz.cpu.tickets import Tickets
 
 Array = NDArray[Any]
 Kind = Literal["read", "write"]
@@ -99,7 +100,8 @@ class Marks:
         return (kind, 0) in self.views
 
     def note(self, kind: Kind, offset: Array, size: int, index: Array | None) -> None:
-        """Mark elements of `size` bytes at byte offsets; `index` is their `index_of`."""
+        """Mark elements of `size` bytes at byte offsets; `index` is their `index_of`, and offsets
+        do not matter beside it unless the allocation is large."""
         if self.allocation.is_large:
             self.pages[kind] |= pages_of(offset)
             if size > 1:
@@ -130,10 +132,15 @@ class Access:
     """The record of one observation. Byte sets are bool arrays, one entry per byte."""
 
     def __init__(
-        self, space: AddressSpace, *, trace_origins: bool = False, readers: bool = False
+        self,
+        space: AddressSpace,
+        tickets: Tickets,
+        *,
+        trace_origins: bool = False,
+        readers: bool = False,
     ) -> None:
         self.trace_origins = trace_origins
-        self.races = Races(readers)
+        self.races = Races(tickets, readers)
         self.launches: list[Launch] = []
         self.synchronising: list[str] = []
         """`kernel (file:line)` of the kernels that use what an atomic access returned, or wait for

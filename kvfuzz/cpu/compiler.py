@@ -2,13 +2,22 @@
 
 The target stays `hip:<arch>`, so that kernels specialise as they do on AMD. The last stage is the
 printed TTIR under an extension of our own; the backend's hash keeps it apart from real binaries.
+
+Of what kernels specialise on, two things are hints to code generation alone: whether an argument
+is a multiple of 16, and whether a tensor's storage stays below 2 GiB. They become attributes of
+arguments that no pass on TTIR reads, and yet nearly every random case has a mix of its own. A
+`HintlessBackend` leaves them out, so that cases which differ in nothing else share one program.
+What changes the types of a kernel's arithmetic is kept: dtypes, the width of an integer, `== 1`.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from triton._C.libtriton import ir, passes
 from triton.backends.amd.compiler import HIPBackend
+from triton.runtime import jit
 
 BINARY = "kvir"
 
@@ -54,3 +63,34 @@ class CpuBackend(HIPBackend):  # type: ignore[misc]
     def hash(self) -> str:
         """The cache key of this backend; never equal to AMD's own."""
         return f"kvfuzz-cpu-2-{self.target}"
+
+
+class HintlessBackend(CpuBackend):
+    """The same without the hints: kernels do not specialise on alignment and size of storage.
+
+    Integers are specialised by Triton itself, so this takes `integers_without_hints` beside it.
+    """
+
+    @staticmethod
+    def get_tensor_specialization(arg: Any, **kwargs: Any) -> str:
+        """Nothing but its dtype."""
+        return ""
+
+
+@contextmanager
+def integers_without_hints() -> Iterator[None]:
+    """Let launches ask for integers as if each parameter were `do_not_specialize_on_alignment`.
+
+    Triton looks the function up when a kernel is first launched on a device; kernels that were
+    launched on another before keep theirs.
+    """
+    specialise = jit.native_specialize_impl
+
+    def unaligned(backend: Any, arg: Any, is_const: bool, specialise_value: bool, _: bool) -> Any:
+        return specialise(backend, arg, is_const, specialise_value, False)
+
+    jit.native_specialize_impl = unaligned
+    try:
+        yield
+    finally:
+        jit.native_specialize_impl = specialise

@@ -55,11 +55,14 @@ class Coverage:
     possible: dict[int, int] = field(default_factory=dict)
     blocks: set["Code"] = field(default_factory=set)
     bits: dict[int, int] = field(default_factory=dict)
+    _noted: int = 0
+    _told: int = 0
 
-    @property
-    def size(self) -> int:
-        """Grows whenever something is seen for the first time."""
-        return len(self.blocks) + sum(bits.bit_count() for bits in self.bits.values())
+    def has_news(self) -> bool:
+        """Whether something was seen for the first time since this was last asked."""
+        size = len(self.blocks) + self._noted
+        news, self._told = size > self._told, size
+        return news
 
     def complete(self, op: Op) -> bool:
         """Whether a mask or loop has shown all that it can, and need not be watched."""
@@ -67,8 +70,11 @@ class Coverage:
 
     def note(self, op: Op, *outcomes: bool) -> None:
         """Add the outcomes of `op` that occurred."""
-        new = sum(occurred << place for place, occurred in enumerate(outcomes))
-        self.bits[id(op)] = self.bits.get(id(op), 0) | new
+        occurred = sum(each << place for place, each in enumerate(outcomes))
+        known = self.bits.get(id(op), 0)
+        if occurred & ~known:
+            self.bits[id(op)] = known | occurred
+            self._noted += 1
 
     def note_mask(self, op: Op, mask: Array, programs: Array | None) -> None:
         """Add what a lane mask `[P, *shape]` was for the active programs (bool [P], None: all)."""

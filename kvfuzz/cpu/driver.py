@@ -4,19 +4,18 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Protocol
 
-import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from kvfuzz.cpu.arch import wave_size
-from kvfuzz.cpu.decode import decode_module
 from kvfuzz.cpu.descriptors import is_descriptor, taken_apart
 from kvfuzz.cpu.errors import UnsupportedOp
+from kvfuzz.cpu.loaded import LoadedKernels
 from kvfuzz.cpu.machine import Program
-from kvfuzz.cpu.parse import parse_module
 
 _NO_LIMIT = 1 << 30
-_HAS_MEDIAN = not triton.__version__.startswith("3.6.")
+_LAUNCHER = "_kvfuzz_launcher"
+"""Where the source of a compiled kernel, which belongs to one device id, keeps its launcher."""
 
 
 class Host(Protocol):
@@ -38,13 +37,12 @@ class CpuUtils:
 
     Triton loads a binary again at every launch when it was given no module handle, and unloads a
     handle through whatever driver is active when it is collected, perhaps after this one. So there
-    is no handle, and decoded kernels are kept here.
+    is no handle, and decoded kernels are kept in `kernels`.
     """
 
-    def __init__(self, arch: str, loaded: Callable[[], None]) -> None:
+    def __init__(self, arch: str, kernels: LoadedKernels) -> None:
         self._arch = arch
-        self._loaded = loaded
-        self._decoded: dict[bytes, Program | UnsupportedOp] = {}
+        self._kernels = kernels
 
     def get_device_properties(self, device: object) -> dict[str, int]:
         """Limits of the device, of which the lane has none, and the size of a wavefront."""
@@ -58,16 +56,7 @@ class CpuUtils:
         self, name: str, binary: bytes, shared: int, device: object
     ) -> tuple[None, Program | UnsupportedOp, int, int, int]:
         """Decode the kernel. A refusal is kept, and raised by every launch of it."""
-        program = self._decoded.get(binary)
-        if program is None:
-            try:
-                module = parse_module(binary.decode())
-                program = decode_module(module, self._arch, has_median=_HAS_MEDIAN)
-            except UnsupportedOp as refusal:
-                program = refusal
-            self._decoded[binary] = program
-            self._loaded()
-        return None, program, 0, 0, _NO_LIMIT
+        return None, self._kernels.decoded(binary), 0, 0, _NO_LIMIT
 
     def unload_module(self, module: object) -> None:
         """A handle of a driver that was active before; it is that driver's to free."""
@@ -141,15 +130,21 @@ class CpuDriver(DriverBase):  # type: ignore[misc]
 
     def __init__(self, arch: str, host: Host, loaded: Callable[[], None]) -> None:
         super().__init__()
-        self.utils = CpuUtils(arch, loaded)
         self._target = GPUTarget("hip", arch, wave_size(arch))
         # Triton keeps compiled kernels per device id, and ours hold on to their host.
         self._device = f"kvfuzz-cpu-{arch}-{id(host):x}"
         self._host = host
+        self.kernels = LoadedKernels(arch, self._device, loaded)
+        self.utils = CpuUtils(arch, self.kernels)
 
     def launcher_cls(self, source: Any, metadata: Any) -> CpuLauncher:
-        """A launcher for one compiled kernel."""
-        return CpuLauncher(self._host, source, metadata)
+        """The launcher of one compiled kernel, asked for again before every launch of it."""
+        launcher = getattr(source, _LAUNCHER, None)
+        if launcher is None:
+            self.kernels.from_function(source.fn)
+            launcher = CpuLauncher(self._host, source, metadata)
+            setattr(source, _LAUNCHER, launcher)
+        return launcher
 
     @classmethod
     def is_active(cls) -> bool:

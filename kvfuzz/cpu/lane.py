@@ -1,8 +1,9 @@
 """The cpu lane: Triton kernels on CPU tensors, evaluated exactly, every byte accounted for."""
 
 import atexit
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from triton.backends import Backend, backends
 
 from kvfuzz.cpu.access import Access, Launch
 from kvfuzz.cpu.arch import DEFAULT_ARCH
-from kvfuzz.cpu.compiler import CpuBackend
+from kvfuzz.cpu.compiler import CpuBackend, HintlessBackend, integers_without_hints
 from kvfuzz.cpu.coverage import OUTCOMES, Site
 from kvfuzz.cpu.driver import CpuDriver
 from kvfuzz.cpu.errors import LaneError, LaunchError, UnsupportedOp
@@ -23,8 +24,9 @@ from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.memory import Memory
 from kvfuzz.cpu.numerics import encode
 from kvfuzz.cpu.reserve import aligned_zeros
-from kvfuzz.cpu.scratch import Scratch
+from kvfuzz.cpu.scratch import Scratch, scratch_files
 from kvfuzz.cpu.space import AddressSpace, Allocation
+from kvfuzz.cpu.tickets import Tickets
 from kvfuzz.cpu.values import Pointer
 
 Array = NDArray[Any]
@@ -33,6 +35,16 @@ _FLOATS = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "f32": "f32", "fp64": "
 _INTEGERS = {
     f"{sign}{bits}": (np.dtype(f"i{bits // 8}"), bits) for sign in "iu" for bits in (8, 16, 32, 64)
 }
+
+
+@lru_cache(maxsize=1 << 10)
+def _integer(value: int, kind: str) -> Array:
+    """An integer that wraps at its width; read only, since launches share it."""
+    dtype, bits = _INTEGERS[kind]
+    half = 1 << (bits - 1)
+    found = np.array([(value + half) % (2 * half) - half], dtype)
+    found.flags.writeable = False
+    return found
 
 
 def keep_freed_memory() -> None:
@@ -51,7 +63,8 @@ class CpuLane:
     is how many loop iterations each chunk of programs, which go round together, may take.
     `chunk_bytes` bounds the largest value of a chunk, in bytes; the default stays in a core's
     cache. All three may be set at any time, and so may `order`: how the programs of a launch follow
-    each other (see `run_grid`).
+    each other (see `run_grid`). Without `hints` kernels do not specialise on what no result depends
+    on (see `kvfuzz.cpu.compiler`), and fewer of them are compiled.
     """
 
     def __init__(
@@ -61,24 +74,27 @@ class CpuLane:
         poison: int = 0xA5,
         fuel: int = 1 << 16,
         chunk_bytes: int = 2 << 20,
+        hints: bool = True,
     ) -> None:
         self.arch = arch
+        self._hints = hints
         self.poison = poison
         self.fuel = fuel
         self.chunk_bytes = chunk_bytes
         self.order: Order = "together"
         self._space = AddressSpace()
+        self._tickets = Tickets()
         self._access: Access | None = None
         self._guests: list[Allocation] = []
         self._undo = ExitStack()
-        self._watched: dict[Program, int] = {}
+        self._watched: set[Program] = set()
 
     def activate(self) -> None:
         """Make Triton compile for and launch on this lane. Raises `LaneError` if one is active.
 
         Kernels launched before on another driver are compiled again; nothing cached is shared.
         """
-        if backends["amd"].compiler is CpuBackend:
+        if issubclass(backends["amd"].compiler, CpuBackend):
             raise LaneError("a cpu lane is active in this process already; deactivate it first")
         if knobs.runtime.interpret:
             raise LaneError(
@@ -90,10 +106,13 @@ class CpuLane:
         undo.callback(scratch.close)
         undo.enter_context(knobs.cache.scope())
         knobs.cache.dir = scratch.path
+        knobs.cache.manager_class = scratch_files
         undo.callback(setattr, triton.runtime.driver, "_active", triton.runtime.driver._active)
         triton.runtime.driver.set_active(CpuDriver(self.arch, self, scratch.empty))
         undo.callback(backends.__setitem__, "amd", backends["amd"])
-        backends["amd"] = Backend(CpuBackend, CpuDriver)
+        backends["amd"] = Backend(CpuBackend if self._hints else HintlessBackend, CpuDriver)
+        if not self._hints:
+            undo.enter_context(integers_without_hints())
         self._undo = undo
         atexit.register(undo.close)
 
@@ -134,22 +153,31 @@ class CpuLane:
         """
         if self._access is not None:
             raise LaneError("an observation is running already; leave it first")
-        self._access = Access(self._space, trace_origins=trace_origins, readers=readers)
+        self._access = Access(
+            self._space, self._tickets, trace_origins=trace_origins, readers=readers
+        )
         try:
             yield self._access
         finally:
+            self._access.races.end()
             self._access = None
             self._dismiss_guests()
 
-    def newly_exercised(self) -> list[tuple[Site, tuple[tuple[str, ...], tuple[str, ...]]]]:
-        """Sites of observed kernels that showed an outcome since the last call, with the outcomes
-        seen so far and those that can still come. Every site of a kernel is there the first
-        time."""
+    def take_watched(self) -> set[Program]:
+        """The kernels that were observed since the last call."""
+        watched, self._watched = self._watched, set()
+        return watched
+
+    def newly_exercised(
+        self, programs: Iterable[Program] | None = None
+    ) -> list[tuple[Site, tuple[tuple[str, ...], tuple[str, ...]]]]:
+        """Sites of `programs` (those that were observed) that showed an outcome since the last
+        call, with the outcomes seen so far and those that can still come. Every site of a kernel
+        is there the first time."""
         found = []
-        for program, known in self._watched.items():
-            if program.coverage.size == known:
+        for program in self.take_watched() if programs is None else programs:
+            if not program.coverage.has_news():
                 continue
-            self._watched[program] = program.coverage.size
             outcomes = program.coverage.outcomes(program.name, program.codes)
             for site, (bits, possible) in outcomes.items():
                 words = OUTCOMES[site.kind]
@@ -169,7 +197,7 @@ class CpuLane:
         """Run one launch (the driver calls this); an argument is a name, a type and a value."""
         values = [self._argument(*argument) for argument in arguments]
         if self._access is not None:
-            self._watched.setdefault(program, 0)
+            self._watched.add(program)
             launch = Launch(program.name, grid, constexprs, options)
             self._access.begin_launch(launch, program.synchronises)
         memory = Memory(self._space, self.poison, self._access)
@@ -195,9 +223,7 @@ class CpuLane:
         if kind in ("i1", "u1"):
             return np.array([bool(value)])
         if kind in _INTEGERS:
-            dtype, bits = _INTEGERS[kind]
-            half = 1 << (bits - 1)
-            return np.array([(int(value) + half) % (2 * half) - half], dtype)
+            return _integer(int(value), kind)
         raise UnsupportedOp(f"argument {name} of type {kind}")
 
     def _pointer(self, name: str, value: Any) -> Pointer:

@@ -7,6 +7,7 @@ was looked up when the kernel was decoded.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,6 +103,25 @@ class Program:
     coverage: Coverage = field(default_factory=Coverage)
 
 
+_ONLY_PROGRAM = np.zeros(1, np.int32)
+_ONLY_PROGRAM.flags.writeable = False
+
+
+@lru_cache(maxsize=64)
+def _program_ids(grid: tuple[int, int, int], axis: int, start: int, count: int) -> Array:
+    """Ids along `axis` of programs `start` to `start + count`; int32 `[count]`, read only, since
+    the variants of a case ask for the same ones."""
+    number = np.arange(start, start + count)
+    below = (1, grid[0], grid[0] * grid[1])[axis]
+    if below > 1:
+        number //= below
+    if math.prod(grid[axis + 1 :]) > 1:
+        number %= grid[axis]
+    found = number.astype(np.int32)
+    found.flags.writeable = False
+    return found
+
+
 class Machine:
     """One chunk of a launch: programs `start .. start + num_programs` of `grid`, x fastest."""
 
@@ -141,14 +161,8 @@ class Machine:
     def program_id(self, axis: int) -> Array:
         """Program ids along `axis`, int32 `[P]`, or `[1]` if the grid has one there."""
         if self.grid[axis] == 1:
-            return np.zeros(1, np.int32)
-        number = np.arange(self.start, self.start + self.num_programs)
-        below = (1, self.grid[0], self.grid[0] * self.grid[1])[axis]
-        if below > 1:
-            number //= below
-        if math.prod(self.grid[axis + 1 :]) > 1:
-            number %= self.grid[axis]
-        return number.astype(np.int32)
+            return _ONLY_PROGRAM
+        return _program_ids(self.grid, axis, self.start, self.num_programs)
 
     def burn(self, op: Op) -> None:
         """Spend fuel on one loop iteration. Raises `LaunchError` when there is none left."""

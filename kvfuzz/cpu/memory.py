@@ -203,14 +203,15 @@ class Memory:
         """Note a load from the elements in `inside` (None: all); the other offsets are 0."""
         if self.access is None:
             return
-        if inside is None:
-            at, of = offset, index
-        else:
+        at, of = offset, index
+        if inside is not None:
             shape = np.broadcast_shapes(offset.shape, inside.shape)
             here = np.broadcast_to(inside, shape)
-            at = np.broadcast_to(offset, shape)[here]
             of = None if index is None else np.broadcast_to(index, shape)[here]
-        if not at.size:
+            # Of a small allocation the indices are enough.
+            if of is None or allocation.is_large:
+                at = np.broadcast_to(offset, shape)[here]
+        if not (at if of is None else of).size:
             return
         self.access.marks(allocation).note("read", at, size, of)
         if self.access.races.with_readers and not ordered:

@@ -7,36 +7,22 @@ start of one, so that the reader goes line by line. Anything it does not underst
 
 import os
 import re
-from collections.abc import Callable
 
 from kvfuzz.cpu.errors import UnsupportedOp
+from kvfuzz.cpu.forms import Form, form_of, read_form, result_types
 from kvfuzz.cpu.ir import NOWHERE, Block, Function, Location, Module, Op, Successor, Type
 from kvfuzz.cpu.text import (
     Locations,
     cut_balanced,
-    keywords_in,
-    parse_attributes,
     parse_type,
-    parse_types,
     split_top,
     values_in,
+    without_names,
 )
 
 _OP = re.compile(r'(?:(%[^="]+?) = )?"?([a-z_]\w*\.[\w.]+)"?(.*)$')
 _SUCCESSOR = re.compile(r"\^(\w+)(?:\(([^)]*)\))?")
 _SYMBOL = re.compile(r'@("[^"]*"|[\w.$]+)')
-_SYMBOL_OR_STRING = re.compile(r'@("[^"]*"|[\w.$]+)|"((?:[^"\\]|\\.)*)"')
-
-# Printed forms that leave the result's type out or put it first; elsewhere it comes last.
-_IMPLIED_TYPES: dict[str, Callable[[tuple[Type, ...]], tuple[Type, ...]]] = {
-    "tt.addptr": lambda types: types[:1],
-    "tt.load": lambda types: (Type(types[0].shape, types[0].element),),
-    "arith.cmpi": lambda types: (Type(types[0].shape, "i1"),),
-    "arith.cmpf": lambda types: (Type(types[0].shape, "i1"),),
-    "arith.addui_extended": lambda types: types,
-    "arith.mulsi_extended": lambda types: (types[0], types[0]),
-    "arith.mului_extended": lambda types: (types[0], types[0]),
-}
 
 
 def parse_module(text: str) -> Module:
@@ -154,42 +140,25 @@ class _Reader:
         location, signature_line = self._strip_location(signature_line)
         if not regions:
             body = signature_line
-        quoted = list(_SYMBOL_OR_STRING.finditer(body))
-        symbols = [match[1].strip('"') for match in quoted if match[1]]
-        strings = [match[2] for match in quoted if match[2] is not None]
-        body = _SYMBOL_OR_STRING.sub("", body)
-        parts = split_top(body, " : ")
-        if rest.endswith("({"):
-            types_text = split_top(signature_line, " : ")[-1]
+        if regions or name.startswith("cf.") or '"' in body or "@" in body:
+            types_text = split_top(signature_line, " : ")[-1] if rest.endswith("({") else None
+            form = read_form(name, body, types_text)
+            operands = self._operands(name, form.body)
         else:
-            types_text = parts[-1] if len(parts) > 1 else ""
-            if len(parts) == 1:
-                arrow = split_top(body, "->")
-                types_text = "() -> " + arrow[1] if len(arrow) > 1 else ""
-        # A print has its operands after the first colon, all other ops before it.
-        body, groups = cut_balanced(" : ".join(parts[: 2 if name == "tt.print" else 1]), "{")
-        pairs, words = keywords_in(body)
-        attributes = {**pairs, **parse_attributes(groups)}
-        if strings:
-            attributes["strings"] = tuple(strings)
-        if symbols:
-            attributes["callee"] = symbols[0]
-        if name == "arith.constant":
-            attributes["value"] = body.strip()
-        if name == "tt.dot_scaled":
-            attributes["scaled"] = tuple(" scale " in side for side in split_top(body, ",")[:2])
-        successors = self._successors(body) if name.startswith("cf.") else ()
-        operands = self._operands(name, body)
-        results = self._results(names, name, body, types_text)
+            form = form_of(name, without_names(body))
+            operands = values_in(body)
+        successors = self._successors(form.body) if name.startswith("cf.") else ()
+        operand_slots = [self._slots[value] for value in operands]
+        results = self._results(names, name, form)
         return Op(
             name,
-            tuple(self._slots[value][0] for value in operands),
-            tuple(self._slots[value][1] for value in operands),
+            tuple([slot for slot, _ in operand_slots]),
+            tuple([type_ for _, type_ in operand_slots]),
             results[0],
             results[1],
             location,
-            words,
-            attributes,
+            form.words,
+            dict(form.attributes),
             regions,
             successors,
         )
@@ -223,11 +192,11 @@ class _Reader:
         )
 
     def _results(
-        self, names: str, name: str, body: str, types_text: str
+        self, names: str, name: str, form: Form
     ) -> tuple[tuple[int, ...], tuple[Type, ...]]:
         if not names:
             return (), ()
-        types = self._result_types(name, body, types_text)
+        types = result_types(name, form.body, form.types_text)
         expanded = []
         for printed in names.split(","):
             value, _, count = printed.strip().partition(":")
@@ -237,21 +206,6 @@ class _Reader:
         if len(expanded) != len(types):
             raise ValueError(f"{len(expanded)} results, {len(types)} types")
         return tuple(map(self._define, expanded, types)), types
-
-    def _result_types(self, name: str, body: str, types_text: str) -> tuple[Type, ...]:
-        if name == "scf.for":
-            return parse_types(split_top(body, "->")[-1])
-        arrow = split_top(types_text, "->")
-        if len(arrow) > 1:
-            return parse_types(arrow[1])
-        cast = split_top(types_text, " to ")
-        if len(cast) > 1:
-            return parse_types(cast[1])
-        if not types_text and name == "arith.constant":
-            return (Type((), "i1"),)
-        types = parse_types(types_text)
-        implied = _IMPLIED_TYPES.get(name)
-        return types[-1:] if implied is None else implied(types)
 
     def _regions(self, name: str, rest: str) -> tuple[str, tuple[tuple[Block, ...], ...], str]:
         """Read an op's regions; return its header, them, and the line that closed the last."""

@@ -24,13 +24,13 @@ from kvfuzz.cpu.ir import NOWHERE, Location
 from kvfuzz.cpu.readers import Readers
 from kvfuzz.cpu.reserve import zeros
 from kvfuzz.cpu.space import Allocation
+from kvfuzz.cpu.tickets import MOST_TICKETS, Tickets
 
 Array = NDArray[Any]
 Key = tuple[int, int]  # allocation number and element size
 RaceKind = Literal["write/write", "read/write"]
 
 _SHARED, _CHANGED = np.uint8(1), np.uint8(2)
-_MOST_TICKETS = 2**31 - 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +62,36 @@ class Race:
 class Races:
     """The tickets of one observation. `with_readers` asks for reads to be noted, too."""
 
+    tickets: Tickets
     with_readers: bool = False
     found: dict[tuple[int, int, RaceKind], Race] = field(default_factory=dict)
     is_silent: bool = False
     """Whether the programs of the launch order themselves, so that nothing is noted."""
-    _tickets: dict[Key, Array] = field(default_factory=dict)
+    _tables: dict[Key, Array] = field(default_factory=dict)
     _flags: dict[Key, Array] = field(default_factory=dict)
     _written: set[Key] = field(default_factory=set)
     """What the launch has written; only there can a ticket be one of its own."""
     _stores: Stores = field(default_factory=Stores)
     _readers: Readers = field(default_factory=Readers)
-    _next: int = 1
     _launch: int = 1
 
     def begin_launch(self, *, is_silent: bool = False) -> None:
         """Accesses from here on are ordered after all before."""
-        if self._next > _MOST_TICKETS // 2:
-            self._tickets.clear()
-            self._next = 1
+        if self.tickets.next > MOST_TICKETS // 2:
+            self._tables.clear()
+            self.tickets.restart()
         self.is_silent = is_silent
-        self._launch = self._next
+        self._launch = self.tickets.next
+        self._forget_launch()
+
+    def end(self) -> None:
+        """Give the tables back and let go of the machines; what was found stays."""
+        for table in self._tables.values():
+            self.tickets.give_back(table)
+        self._tables.clear()
+        self._forget_launch()
+
+    def _forget_launch(self) -> None:
         self._stores.clear()
         self._written.clear()
         self._flags.clear()
@@ -135,16 +145,17 @@ class Races:
 
     def _take_tickets(self, chosen: Chosen) -> int:
         count = len(chosen.at) if chosen.lanes is None else int(chosen.lanes[-1]) + 1
-        if self._next + count > _MOST_TICKETS:  # a launch of two billion stored elements
-            self._next = _MOST_TICKETS
+        if self.tickets.next + count > MOST_TICKETS:  # a launch of two billion stored elements
+            self.tickets.next = MOST_TICKETS
             self.begin_launch()
-        first, self._next = self._next, self._next + count
+        first = self.tickets.next
+        self.tickets.next += count
         return first
 
     def _table(self, key: Key, allocation: Allocation) -> Array:
-        table = self._tickets.get(key)
+        table = self._tables.get(key)
         if table is None:
-            table = self._tickets[key] = zeros(-(-allocation.nbytes // key[1]), np.int32)
+            table = self._tables[key] = self.tickets.table(-(-allocation.nbytes // key[1]))
         return table
 
     def _flag(self, key: Key, allocation: Allocation) -> Array:
@@ -159,7 +170,7 @@ class Races:
         """Elements that this launch wrote with another width."""
         for part in range(0, value.dtype.itemsize, other):
             index = (chosen.at + part) >> shift_of(other)
-            tickets = self._tickets[allocation.number, other].take(index)
+            tickets = self._tables[allocation.number, other].take(index)
             if int(tickets.max(initial=0)) >= self._launch:
                 self._against_earlier(chosen, allocation, value, tickets, other, part, atomic)
 

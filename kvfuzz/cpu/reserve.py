@@ -59,7 +59,7 @@ def resident_pages(memory: Array) -> Array:
     Asks the kernel (mincore(2)), so that writes of any code count. Reading touches a page as well.
     """
     count = -(-len(memory) >> PAGE_SHIFT)
-    states = np.zeros(count, np.uint8)
+    states = np.zeros(-(-count // 8) * 8, np.uint8)
     failed = _libc.mincore(
         ctypes.c_void_p(memory.ctypes.data),
         ctypes.c_size_t(len(memory)),
@@ -67,7 +67,11 @@ def resident_pages(memory: Array) -> Array:
     )
     if failed:
         raise OSError(ctypes.get_errno(), "mincore")
-    return np.flatnonzero(states & 1)
+    # Few are: look at eight at once first.
+    eights = np.flatnonzero(states.view(np.uint64))
+    touched = states.reshape(-1, 8)[eights] & 1
+    pages: Array = (eights[:, None] * 8 + np.arange(8))[touched != 0]
+    return pages
 
 
 def nonzero_in(memory: Array, pages: Array) -> Array:

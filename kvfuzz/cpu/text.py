@@ -112,6 +112,11 @@ def values_in(text: str) -> list[str]:
     return _VALUE.findall(text)
 
 
+def without_names(text: str) -> str:
+    """`text` with every SSA name as a bare `%`."""
+    return _VALUE.sub("%", text)
+
+
 def keywords_in(text: str) -> tuple[dict[str, object], tuple[str, ...]]:
     """The `key = word` pairs and the bare words of an op's body."""
     pairs: dict[str, object] = dict(_KEY_WORD.findall(text))

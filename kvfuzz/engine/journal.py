@@ -2,9 +2,13 @@
 
 Whatever takes the process down, the case that did it can be read back. One file per process; a
 clean end removes it, so that a file which is still there names a case whose end nobody saw.
+
+The file stays open and is written over in place, which is far cheaper than a new one for each case.
+A process that dies halfway through leaves a file that cannot be read, of a case that never ran.
 """
 
 import os
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -26,15 +30,27 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / f"journal-{os.getpid()}.json"
+        self._file: int | None = None
+        self._length = 0
 
     def about_to_run(self, target: str, case: Case) -> None:
         """Record a launch. Not synced to disk: the kernel keeps it when only the process dies."""
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(Entry(target, case)))
-        os.replace(temporary, self._path)
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            self._closing = weakref.finalize(self, os.close, self._file)
+        entry = msgspec.json.encode(Entry(target, case))
+        written = os.pwrite(self._file, entry, 0)
+        while written < len(entry):
+            written += os.pwrite(self._file, entry[written:], written)
+        if len(entry) < self._length:
+            os.ftruncate(self._file, len(entry))
+        self._length = len(entry)
 
     def close(self) -> None:
         """The last recorded case ended in a verdict."""
+        if self._file is not None:
+            self._closing()
+            self._file, self._length = None, 0
         self._path.unlink(missing_ok=True)
 
     def left_over(self, target: str) -> list[Case]:

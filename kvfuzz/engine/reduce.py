@@ -15,64 +15,21 @@ from typing import Literal
 
 import msgspec
 
-from kvfuzz.engine.findings import signature
 from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case, Step
+from kvfuzz.model.fill import LARGE
 from kvfuzz.model.lower import lower
 from kvfuzz.model.scene import Scene
 from kvfuzz.model.search import Steps, fewest
 from kvfuzz.model.simpler import simplifications
 from kvfuzz.model.steps import check_steps
-from kvfuzz.model.verdict import PropertyResult, Verdict
 
 MOST_RUNS = 1000
 """Candidates that are run, at most; a big case takes one to two hundred."""
 CONFIRMATIONS = 3
 """How many of the last results are run again before a case that fails at times is left alone."""
-
-SIDES: dict[str, str] = {
-    **dict.fromkeys(("k", "key", "key_out"), "key"),
-    **dict.fromkeys(("v", "value", "value_out"), "value"),
-}
-"""By field, whether it is about K or V; a field of state, or no field, is about neither."""
-
-
-class Symptom(msgspec.Struct, frozen=True):
-    """How a case fails: what a smaller one must share with it."""
-
-    property: str
-    side: str
-    """`key` or `value` where the first wrong byte is of one of them, else empty."""
-    with_it: frozenset[str]
-    """Everything that failed: nothing else may come before `property` in its place."""
-
-    def shown_by(self, verdict: Verdict) -> bool:
-        """Whether a verdict fails the same property on the same side, named as the finding is."""
-        for result in verdict.failed:
-            if result.name == self.property:
-                return not self.side or _side(result) == self.side
-            if result.name not in self.with_it:
-                return False
-        return False
-
-
-def symptom_of(verdict: Verdict, name: str = "") -> Symptom | None:
-    """The symptom of a failing verdict: of the property `name`, or of the first that failed.
-
-    None where that did not fail.
-    """
-    for result in verdict.failed:
-        if name in ("", result.name):
-            failed = frozenset(each.name for each in verdict.failed)
-            return Symptom(result.name, _side(result), failed)
-    return None
-
-
-def _side(result: PropertyResult) -> str:
-    place = result.violation.place if result.violation else None
-    return SIDES.get(place.field, "") if place else ""
 
 
 class Reduction(msgspec.Struct, frozen=True):
@@ -96,7 +53,7 @@ def reduced(
     A run is never broken off, so that the last one may end late. The same case and answers give the
     same result. A case that fails at times only comes back as far as its last results still fail.
     """
-    most_bytes = max(case.nbytes, cases.LARGE)
+    most_bytes = max(case.nbytes, LARGE)
     trial = _Trial(still_fails, domain, most_bytes, time.monotonic() + budget_s, max_runs)
     recent: deque[Case] = deque(maxlen=CONFIRMATIONS)
     ended_by: Literal["minimal", "time", "runs"] = "minimal"
@@ -110,36 +67,6 @@ def reduced(
         if still_fails(last):
             return Reduction(last, trial.runs, ended_by)
     return Reduction(case, trial.runs, ended_by)
-
-
-def minimum(
-    case: Case,
-    verdict: Verdict,
-    check: Callable[[Case], Verdict],
-    *,
-    name: str = "",
-    domain: Domain,
-    budget_s: float,
-) -> tuple[Reduction, Verdict]:
-    """Reduce the finding that `verdict` on `case` is, of the property `name` or the first failed.
-
-    It keeps its signature: a kernel may be broken on its plain path as well, by another bug.
-    Returns the verdict on the reduced case with it. Raises ValueError where the property did not
-    fail.
-    """
-    symptom = symptom_of(verdict, name)
-    if symptom is None:
-        raise ValueError(f"{name or 'no property'} failed, of {verdict.results}")
-    _, *path = signature(case, verdict)
-    verdicts = {_key(case): verdict}
-
-    def still_fails(smaller: Case) -> bool:
-        seen = check(smaller)
-        verdicts[_key(smaller)] = seen
-        return symptom.shown_by(seen) and [*signature(smaller, seen)[1:]] == path
-
-    reduction = reduced(case, still_fails, domain=domain, budget_s=budget_s)
-    return reduction, verdicts[_key(reduction.case)]
 
 
 def _search(case: Case, trial: "_Trial") -> Iterator[Case]:
@@ -225,7 +152,7 @@ class _Trial:
         """Raises _Spent where nothing more may be run."""
         if time.monotonic() >= self._until:
             raise _Spent(by_time=True)
-        key = _key(case)
+        key = key_of(case)
         if key not in self._known:
             self._known[key] = self._is_possible(case) and self._run(case)
         return self._known[key]
@@ -245,7 +172,7 @@ class _Trial:
         return self._still_fails(case)
 
 
-def _key(case: Case) -> str:
+def key_of(case: Case) -> str:
     """What decides a verdict: the case without the scene that rides along."""
     lowered = (case.buffers, case.fields, case.tensors, case.steps)
     return sha256(msgspec.msgpack.encode(lowered, order="deterministic")).hexdigest()

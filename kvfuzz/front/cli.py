@@ -81,6 +81,12 @@ def cli() -> None:
 @click.option("--source", multiple=True, metavar="PROJECT=DIR", help=SOURCE_HELP)
 @click.option("--op", help="What a file target is, where its parameters leave that open.")
 @click.option("--keep-going/--stop", default=None, help="Go on after a finding.  [default: --stop]")
+@click.option(
+    "--until-coverage",
+    is_flag=True,
+    default=None,
+    help="End when every combination of three levels was shown; 4 where the budget ends first.",
+)
 @click.option("--case-timeout", metavar="30s", help="When a case hangs.  [default: 30s]")
 def run(
     target: str,
@@ -94,6 +100,7 @@ def run(
     source: tuple[str, ...],
     op: str | None,
     keep_going: bool | None,
+    until_coverage: bool | None,
     case_timeout: str | None,
 ) -> int:
     """Fuzz TARGET until its first finding, or until the budget ends.
@@ -113,6 +120,7 @@ def run(
         "out": out,
         "op": op,
         "keep_going": keep_going,
+        "until_coverage": until_coverage,
         "case_timeout": case_timeout,
     }
     return run_campaign(target, flags, source, folder=Path())

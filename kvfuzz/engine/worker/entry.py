@@ -4,6 +4,7 @@ The parent imports this module to name its functions, so torch, triton and the t
 inside them, in the worker alone. Messages are msgspec's binary form of the model's types.
 """
 
+import gc
 import os
 import sys
 from functools import lru_cache
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvfuzz.model.axes import Levels
 from kvfuzz.model.case import Case
 from kvfuzz.model.target import TargetInfo, TargetSpec
 
@@ -25,6 +27,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     target: TargetSpec
     lane: str
     arch: str
+    where: dict[str, Levels] = {}
+    """The levels that a campaign keeps to; a property runs no case outside them either."""
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -76,7 +80,11 @@ def _judge(config: bytes) -> "Judge":
     if target.info.partner:
         spec = msgspec.structs.replace(wanted.target, name=target.info.partner, op="")
         partner = resolve(spec, arch=lane.arch)
-    return Judge(target, partner, lane)
+    judge = Judge(target, partner, lane, wanted.where)
+    # What was imported stays: a collection that walks it costs as much as a dozen cases.
+    gc.collect()
+    gc.freeze()
+    return judge
 
 
 def describe(config: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """Judge a case: run its distinct variants once each, ask every property, explain what failed."""
 
 import hashlib
+from collections.abc import Mapping
 
 import msgspec
 import torch
@@ -10,7 +11,7 @@ from kvfuzz.engine.worker.execute import execute
 from kvfuzz.engine.worker.lanes import Lane, Manner, Seen
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter
-from kvfuzz.model.axes import facts
+from kvfuzz.model.axes import Domain, Levels, facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.held import held
 from kvfuzz.model.target import Quantise
@@ -22,20 +23,28 @@ from kvfuzz.oracles.table import PROPERTIES
 
 
 class Judge:
-    """One target with its partner on one lane."""
+    """One target with its partner on one lane; `where` is what its domain is narrowed to."""
 
-    def __init__(self, target: Adapter, partner: Adapter | None, lane: Lane) -> None:
+    def __init__(
+        self,
+        target: Adapter,
+        partner: Adapter | None,
+        lane: Lane,
+        where: Mapping[str, Levels] | None = None,
+    ) -> None:
         self.target = target
         self._adapters: dict[str, Adapter] = {"target": target}
         if partner is not None:
             self._adapters["partner"] = partner
         self._partner = partner
         self.lane = lane
+        self._where = Domain(allowed=dict(where or {}), source="--where")
         writers = [each for each in self._adapters.values() if each.info.op == "reshape_and_cache"]
         self._quantise = writers[0].info.quantise if writers else Quantise()
 
     def verdict(self, case: Case, *, explain: bool = False) -> Verdict:
-        """The outcome of every property on `case`; `explain` adds whose byte was found."""
+        """The outcome of every property on `case`; `explain` adds whose byte was found, and the
+        digest of a case that passes."""
         try:
             base, seen = self._run(Variant(case))
         except NotCheckedError as error:
@@ -56,10 +65,10 @@ class Judge:
             results = self._with_origins(results, case, base)
         return Verdict(
             tuple(results),
-            digest=_digest(base),
+            digest=_digest(base) if explain or any(map(_failed, results)) else "",
             launches=base.launches,
             hazards=tuple(hazards),
-            exercised=seen.exercised,
+            exercised=seen.exercised(),
         )
 
     def _with_origins(
@@ -83,13 +92,15 @@ class Judge:
     def _run(
         self, variant: Variant, *, base: Run | None = None, origins: bool = False
     ) -> tuple[Run, Seen]:
+        unchanged = _unchanged_buffers(base, variant.case) if base else {}
         return execute(
             variant.case,
             self._adapters,
             self.lane,
             self._quantise,
-            filled_before=_unchanged_buffers(base, variant.case) if base else None,
+            filled_before={**unchanged, **variant.images},
             manner=Manner(variant.poison, variant.readers, variant.order, origins),
+            where=self._where,
         )
 
     def _result(self, each: Property, case: Case, runs: dict[str, Run]) -> PropertyResult:
@@ -98,7 +109,10 @@ class Judge:
             return PropertyResult(each.name, "not_checked", "the target raised")
         if each.name == "roundtrip" and (reason := self._no_round_trip(case)):
             return PropertyResult(each.name, "not_checked", reason)
-        for name, variant in each.variants(base).items():
+        wanted = each.variants(base)
+        if isinstance(wanted, NotChecked):
+            return PropertyResult(each.name, "not_checked", wanted.reason)
+        for name, variant in wanted.items():
             if name not in runs:
                 try:
                     runs[name], _ = self._run(variant, base=base)
@@ -131,6 +145,10 @@ class Judge:
         relevant = {axis: shown[axis] for axis in shown if axis not in ("rows", "padding")}
         refusal = self._partner.info.domain.refusal(relevant)
         return f"outside the domain of {self._partner.info.name}: {refusal}" if refusal else ""
+
+
+def _failed(result: PropertyResult) -> bool:
+    return result.outcome == "failed"
 
 
 def _traceable(result: PropertyResult) -> bool:
@@ -174,5 +192,5 @@ def _digest(run: Run) -> str:
     for name in sorted(run.after):
         digest.update(name.encode() + b"\0")
         after = run.expectation.canonical(name, run.after[name])
-        digest.update(after.to(torch.device("cpu")).numpy().tobytes())
+        digest.update(after.to(torch.device("cpu")).numpy().data)
     return digest.hexdigest()[:16]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvfuzz.engine.reduce import Symptom, minimum, reduced, symptom_of
+from kvfuzz.engine.minimize import Alike, alike_of, minimum
+from kvfuzz.engine.reduce import reduced
 from kvfuzz.model.axes import AXIS, Domain, facts
 from kvfuzz.model.case import LARGE, check
 from kvfuzz.model.fill import ByteFill
@@ -249,26 +250,26 @@ def _failing(*names, field=""):
 
 
 def test_a_symptom_is_a_property_and_a_side_that_nothing_comes_before():
-    symptom = symptom_of(_failing("oracle", "frame", field="v"))
-    assert symptom == Symptom("oracle", "value", frozenset({"oracle", "frame"}))
-    assert symptom.shown_by(_failing("oracle", field="value_out"))
-    assert not symptom.shown_by(_failing("oracle", field="key"))
-    assert not symptom.shown_by(_failing("oracle"))
-    assert not symptom.shown_by(_failing("frame", field="v"))
-    assert not symptom.shown_by(_failing("crash"))
-    assert not symptom.shown_by(_failing("no_overflow", "oracle", field="v"))
-    assert not symptom.shown_by(Verdict((), refused="no"))
-    anywhere = symptom_of(_failing("oracle", field="state"))
+    alike = alike_of(_failing("oracle", "frame", field="v"))
+    assert alike == Alike("oracle", "value", frozenset({"oracle", "frame"}))
+    assert alike.shown_by(_failing("oracle", field="value_out"))
+    assert not alike.shown_by(_failing("oracle", field="key"))
+    assert not alike.shown_by(_failing("oracle"))
+    assert not alike.shown_by(_failing("frame", field="v"))
+    assert not alike.shown_by(_failing("crash"))
+    assert not alike.shown_by(_failing("no_overflow", "oracle", field="v"))
+    assert not alike.shown_by(Verdict((), refused="no"))
+    anywhere = alike_of(_failing("oracle", field="state"))
     assert anywhere.shown_by(_failing("oracle", field="key"))
 
 
 def test_a_named_property_may_come_after_what_failed_with_it_before():
-    symptom = symptom_of(_failing("oracle", "frame", field="k"), "frame")
-    assert symptom.property == "frame"
-    assert symptom.shown_by(_failing("oracle", "frame", field="k"))
-    assert symptom.shown_by(_failing("frame", field="k"))
-    assert not symptom.shown_by(_failing("crash", "frame", field="k"))
-    assert symptom_of(_failing("oracle"), "frame") is None
+    alike = alike_of(_failing("oracle", "frame", field="k"), "frame")
+    assert alike.property == "frame"
+    assert alike.shown_by(_failing("oracle", "frame", field="k"))
+    assert alike.shown_by(_failing("frame", field="k"))
+    assert not alike.shown_by(_failing("crash", "frame", field="k"))
+    assert alike_of(_failing("oracle"), "frame") is None
 
 
 def test_a_smaller_case_that_fails_another_property_or_side_is_not_the_finding(big_scene):

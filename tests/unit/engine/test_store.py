@@ -2,9 +2,10 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from kvfuzz.engine.journal import Journal
+from kvfuzz.engine.journal import Entry, Journal
 from kvfuzz.engine.store import OutputFolder, read_seed, write_atomic
 from kvfuzz.errors import UsageError
 from kvfuzz.model.lower import lower
@@ -51,6 +52,26 @@ def test_a_case_whose_process_died_is_handed_back_once(tmp_path, gather_scene):
     _orphan(tmp_path, case)
     assert Journal(tmp_path).left_over("builtin:gather_cache") == [case]
     assert Journal(tmp_path).left_over("builtin:gather_cache") == []
+
+
+def test_the_journal_holds_the_last_case_alone_however_long_the_one_before(tmp_path, gather_scene):
+    case = lower(gather_scene)
+    shorter = msgspec.structs.replace(case, fields=case.fields[:1])
+    journal = Journal(tmp_path)
+    for each in (shorter, case, shorter):
+        journal.about_to_run("builtin:gather_cache", each)
+        (path,) = tmp_path.iterdir()
+        assert msgspec.json.decode(path.read_bytes(), type=Entry).case == each
+    journal.close()
+    journal.about_to_run("builtin:gather_cache", case)  # and begins again after its end
+    assert msgspec.json.decode(path.read_bytes(), type=Entry).case == case
+
+
+def test_a_journal_that_was_cut_off_is_left_alone(tmp_path, gather_scene):
+    orphan = _orphan(tmp_path, lower(gather_scene))
+    orphan.write_bytes(orphan.read_bytes()[:-10])
+    assert Journal(tmp_path).left_over("builtin:gather_cache") == []
+    assert orphan.exists()
 
 
 def test_journals_of_other_targets_and_unreadable_ones_stay(tmp_path, gather_scene):

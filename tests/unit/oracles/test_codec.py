@@ -61,3 +61,23 @@ def test_fp8_saturates_and_keeps_nan():
         high, low, nan = encode(values, dtype).tolist()
         assert (high, low) == (dtype.max_code, dtype.max_code | dtype.sign_bit)
         assert math.isnan(dtype.decode(nan))
+
+
+@pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"])
+def test_the_lower_half_of_an_fp32_decides_between_fp8_neighbours(name):
+    """Just below, at and just above every midpoint: half a step is far beyond 16 bits."""
+    dtype = DTYPES[name]
+    codes = range(dtype.max_code)
+    ties = torch.tensor([(dtype.decode(c) + dtype.decode(c + 1)) / 2 for c in codes])
+    for by in (-0x8001, -1, 0, 1, 0x7FFF):
+        near = (ties.view(torch.int32) + by).view(torch.float32)
+        for values in (near, -near):
+            expected = [dtype.encode(value) for value in values.tolist()]
+            assert encode(values, dtype).tolist() == expected
+
+
+def test_an_nan_whose_bits_are_all_in_the_lower_half_is_encoded_as_one():
+    nan = torch.tensor([0x7F800001, 0xFF80FFFF - (1 << 32)], dtype=torch.int32)
+    for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"):
+        dtype = DTYPES[name]
+        assert encode(nan.view(torch.float32), dtype).tolist() == [dtype.nan_code] * 2
