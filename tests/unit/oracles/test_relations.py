@@ -15,13 +15,14 @@ from kvfuzz.engine.worker.fill import filled
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import check
 from kvfuzz.model.held import held
-from kvfuzz.model.layout import LAYOUTS, ORDERS, Geometry
+from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import Sequence
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.steps import check_steps
 from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.verdict import Violation
+from kvfuzz.model.vocabulary import LAYOUTS, ORDERS
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, NotChecked, Variant
 from kvfuzz.oracles.relocated import renaming
