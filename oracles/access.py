@@ -8,7 +8,7 @@ finding if any result changes, a hazard if none does.
 from kvfuzz.model.verdict import Hazard, Place, Violation
 from kvfuzz.oracles import image
 from kvfuzz.oracles.observation import Run, Stray
-from kvfuzz.oracles.properties import BASE, NotChecked, Runs, Variant
+from kvfuzz.oracles.properties import BASE, NotChecked, Runs, Variant, Wanted
 
 OTHER_POISONS = {"outside_zero": 0x00, "outside_ones": 0x3C}
 """Two fills for bytes outside every allocation; 0x3C bytes are finite in every format."""
@@ -26,7 +26,7 @@ def _sentence(stray: Stray) -> str:
     )
 
 
-def bounds_variants(base: Run) -> dict[str, Variant]:
+def bounds_variants(base: Run) -> Wanted:
     """Runs with other bytes outside, where the base run read any."""
     if not _strays(base, "read"):
         return {}

@@ -6,10 +6,12 @@ from typing import Literal
 
 from torch import Tensor
 
+from kvfuzz.model.axes import Domain
 from kvfuzz.model.case import Case
-from kvfuzz.model.target import Quantise
+from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles.expectation import Expectation, expect
+from kvfuzz.oracles.liveness import live_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,17 @@ class Run:
     (`kvfuzz.model.held`); masks are bool, None where not recorded."""
 
     case: Case
+    target: TargetInfo
     quantise: Quantise
+    """How the target, or its partner, writes."""
+    where: Domain
+    """What the user narrowed the target's domain to."""
     before: dict[str, Tensor]
     after: dict[str, Tensor]
     written: dict[str, Tensor] | None = None
+    read: dict[str, Tensor] | None = None
+    torch_ops: tuple[str, ...] = ()
+    """The torch operators that were handed a buffer's memory: what they read is in no record."""
     strays: tuple[Stray, ...] = ()
     launches: tuple[Launch, ...] = ()
     overflows: tuple[Overflow, ...] = ()
@@ -88,6 +97,8 @@ class Run:
     """The kernels that order their own programs, with the line; their races are not looked for."""
     outside: dict[str, int] = field(default_factory=dict)
     """By buffer: the first byte that was written although it is not held."""
+    read_outside: dict[str, int] = field(default_factory=dict)
+    """By buffer: the first byte that was read although it is not held."""
     guards_broken: dict[str, int] = field(default_factory=dict)
     """First changed byte of the guard zones around a buffer, relative to the buffer's start."""
     error: str = ""
@@ -106,3 +117,13 @@ class Run:
     def missed(self) -> list[str]:
         """The written buffers that do not hold exactly what the references say."""
         return self.expectation.missed(self.after)
+
+    @cached_property
+    def live(self) -> dict[str, Tensor]:
+        """By buffer that has dead bytes: the bytes that a result may depend on."""
+        return live_bytes(self.case, self.before)
+
+    @property
+    def is_read_recorded(self) -> bool:
+        """Whether `read` holds every byte that was read."""
+        return self.read is not None and bool(self.launches) and not self.torch_ops

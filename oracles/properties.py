@@ -6,8 +6,10 @@ property says so: not checked is never passed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from torch import Tensor
 
 from kvfuzz.model.case import Case
 from kvfuzz.model.verdict import Hazard, Violation
@@ -23,15 +25,17 @@ BASE = "base"
 class Variant:
     """A further run: of `case`, with reads outside an allocation returning `poison`.
 
-    `readers` asks the lane to relate reads and writes of different programs as well. `order` says
-    how the programs of a launch follow each other: all together, op by op, or one after the other
-    from the first or from the last.
+    `images` are the bytes that some buffers hold at first, instead of their fill. `readers` asks
+    the lane to relate reads and writes of different programs as well. `order` says how the programs
+    of a launch follow each other: all together, op by op, or one after the other from the first or
+    from the last.
     """
 
     case: Case
     poison: int = 0xA5
     readers: bool = False
     order: Order = "together"
+    images: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,10 @@ class NotChecked:
 
 Runs = Mapping[str, Run]
 Judgement = Violation | NotChecked | None
+Wanted = Mapping[str, Variant] | NotChecked
 
 
-def no_variants(base: Run) -> dict[str, Variant]:
+def no_variants(base: Run) -> Wanted:
     """Most properties need only the base run."""
     return {}
 
@@ -57,9 +62,12 @@ def no_hazards(runs: Runs) -> list[Hazard]:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One thing that must hold: `judge` returns None where it does."""
+    """One thing that must hold: `judge` returns None where it does.
+
+    `variants` names the further runs that it needs to decide, or says why nothing can be decided.
+    """
 
     name: str
     judge: Callable[[Runs], Judgement]
-    variants: Callable[[Run], dict[str, Variant]] = no_variants
+    variants: Callable[[Run], Wanted] = no_variants
     hazards: Callable[[Runs], list[Hazard]] = no_hazards

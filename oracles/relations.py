@@ -10,7 +10,8 @@ from kvfuzz.model.verdict import Violation
 from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import is_nan
 from kvfuzz.oracles.observation import Run
-from kvfuzz.oracles.properties import BASE, NotChecked, Runs, Variant
+from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
+from kvfuzz.oracles.related import ended
 from kvfuzz.oracles.stored_bytes import first_violation, place_of
 from kvfuzz.oracles.writes import SIDES, dequantised, quantised, rows_heads_dims
 
@@ -18,7 +19,7 @@ AGAIN = "again"
 ROUND_TRIP = "round_trip"
 
 
-def determinism_variants(base: Run) -> dict[str, Variant]:
+def determinism_variants(base: Run) -> Wanted:
     """The same case once more."""
     return {AGAIN: Variant(base.case)}
 
@@ -36,11 +37,11 @@ def determinism(runs: Runs) -> Violation | None:
     return first_violation(base, wrong, judged, message, again.after)
 
 
-def round_trip_variants(base: Run) -> dict[str, Variant]:
+def round_trip_variants(base: Run) -> Wanted:
     """The case with its inverse op, where any token is stored at all."""
     step = base.case.steps[0]
     if step.op == "reshape_and_cache" and max(base.case.integers(step, "slot_mapping")) < 0:
-        return {}
+        return NotChecked("no token is stored")
     return {ROUND_TRIP: Variant(with_round_trip(base.case))}
 
 
@@ -55,19 +56,15 @@ def _codes(run: Run, images: dict[str, Tensor], step: Step, name: str, rows: Ten
     return image.read(images[field.buffer], at, field.dtype)
 
 
-def roundtrip(runs: Runs) -> Violation | NotChecked | None:
+def roundtrip(runs: Runs) -> Judgement:
     """What is written and gathered back is what went in, through the cache dtype.
 
     Independent of every layout formula: the n-th stored row must come back as the n-th gathered
     row, whatever the addresses in between.
     """
-    run = runs.get(ROUND_TRIP)
-    if run is None:
-        return NotChecked("no token is stored")
-    if run.refused or run.unsupported:
-        return NotChecked(f"the round trip did not run: {run.refused or run.unsupported}")
-    if run.error:
-        return Violation(f"the round trip raised {run.error}")
+    run = runs[ROUND_TRIP]
+    if found := ended(run, "in a round trip"):
+        return found
     write, gather = _step(run.case, "reshape_and_cache"), _step(run.case, "gather_cache")
     slots = torch.tensor(run.case.integers(write, "slot_mapping"))
     stored = torch.nonzero(slots >= 0).flatten()

@@ -8,7 +8,7 @@ the other changes, has no defined value.
 from kvfuzz.model.verdict import Hazard, Violation
 from kvfuzz.oracles import image
 from kvfuzz.oracles.observation import Overflow, Race, Run
-from kvfuzz.oracles.properties import BASE, NotChecked, Order, Runs, Variant
+from kvfuzz.oracles.properties import BASE, NotChecked, Order, Runs, Variant, Wanted
 from kvfuzz.oracles.stored_bytes import place_of
 
 READERS = "readers"
@@ -56,7 +56,7 @@ def _lost(each: Overflow) -> str:
     )
 
 
-def race_variants(base: Run) -> dict[str, Variant]:
+def race_variants(base: Run) -> Wanted:
     """Where a launch may have read what it wrote: the case with readers noted, and with the
     programs one after the other from either end."""
     if not base.crossed:

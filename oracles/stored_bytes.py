@@ -18,6 +18,9 @@ from kvfuzz.oracles import image
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Runs
 
+ASKED = 64
+"""Wrong bytes of a buffer whose owners are asked for, about."""
+
 
 def place_of(case: Case, buffer: str, byte: int) -> Place:
     """A byte and the element that owns it."""
@@ -65,11 +68,24 @@ def first_violation(
             _element_hex(run.case, place, run.after[name]),
             sum(int(mask.count_nonzero()) for mask in wrong.values()),
             sum(int(mask.count_nonzero()) for mask in judged.values()),
+            fields=_fields(run.case, wrong),
         )
     return None
 
 
-def _unwritten(run: Run, buffer: str) -> Tensor:
+def _fields(case: Case, wrong: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The fields that own wrong bytes; of very many bytes some are asked, evenly spread."""
+    found: dict[str, None] = {}
+    for name, mask in wrong.items():
+        at = torch.nonzero(mask).flatten()
+        kept = held(case, name)
+        for position in at[:: max(1, len(at) // ASKED)].tolist():
+            if owner := case.owner(name, kept.address(position)):
+                found[owner[0].name] = None
+    return tuple(found)
+
+
+def unwritten(run: Run, buffer: str) -> Tensor:
     """Bytes that no launch wrote. Without a write record: bytes that still hold their fill."""
     unchanged = run.after[buffer] == run.before[buffer]
     return unchanged if run.written is None else unchanged & ~run.written[buffer]
@@ -80,7 +96,7 @@ def oracle(runs: Runs) -> Violation | None:
     run = runs[BASE]
     expectation = run.expectation
     wrong = {
-        name: expectation.wrong(name, run.after[name]) & ~_unwritten(run, name)
+        name: expectation.wrong(name, run.after[name]) & ~unwritten(run, name)
         for name in run.missed
     }
     message = "a byte that the op must write holds the wrong value"
@@ -92,8 +108,7 @@ def complete(runs: Runs) -> Violation | None:
     run = runs[BASE]
     expectation = run.expectation
     wrong = {
-        name: expectation.wrong(name, run.after[name]) & _unwritten(run, name)
-        for name in run.missed
+        name: expectation.wrong(name, run.after[name]) & unwritten(run, name) for name in run.missed
     }
     message = "a byte that the op must write still holds what was there before"
     return first_violation(run, wrong, expectation.must, message, expectation.images)

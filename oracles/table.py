@@ -1,6 +1,16 @@
 """All properties, in the order of `kvfuzz.model.verdict.PROPERTY_NAMES`."""
 
-from kvfuzz.oracles import access, relations, schedule, stored_bytes
+from kvfuzz.oracles import (
+    access,
+    batches,
+    dead_bytes,
+    relations,
+    relocated,
+    scales,
+    schedule,
+    stored_bytes,
+    strides,
+)
 from kvfuzz.oracles.properties import Property
 
 PROPERTIES: tuple[Property, ...] = (
@@ -27,6 +37,12 @@ PROPERTIES: tuple[Property, ...] = (
         hazards=schedule.harmless_races,
     ),
     Property(
+        "dead_bytes",
+        dead_bytes.dead_bytes,
+        variants=dead_bytes.dead_byte_variants,
+        hazards=dead_bytes.dead_reads,
+    ),
+    Property(
         "roundtrip",
         relations.roundtrip,
         variants=relations.round_trip_variants,
@@ -36,4 +52,17 @@ PROPERTIES: tuple[Property, ...] = (
         relations.determinism,
         variants=relations.determinism_variants,
     ),
+    Property("size1_stride", strides.size1_stride, variants=strides.stride_variants),
+    Property("scale_homogeneity", scales.scale_homogeneity, variants=scales.scale_variants),
+    Property(
+        "layout_equivariance",
+        relocated.layout_equivariance,
+        variants=relocated.layout_variants,
+    ),
+    Property(
+        "block_permutation",
+        relocated.block_permutation,
+        variants=relocated.permutation_variants,
+    ),
+    Property("batch_invariance", batches.batch_invariance, variants=batches.batch_variants),
 )

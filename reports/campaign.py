@@ -1,7 +1,7 @@
 """The header and the summary of a campaign as lines."""
 
 from kvfuzz.model.axes import AXES
-from kvfuzz.model.events import Started, Summary
+from kvfuzz.model.events import Combinations, Started, Summary
 from kvfuzz.model.verdict import Hazard
 from kvfuzz.reports.kernel_coverage import coverage_lines
 from kvfuzz.reports.text import Pairs, columns, count, seconds
@@ -54,12 +54,22 @@ def summary_lines(summary: Summary, started: Started | None = None) -> list[str]
         lines += columns(_hazard_rows(summary.hazards), indent=4)
     # A campaign that stops at a finding says nothing about coverage.
     if checked and summary.ended_by != "finding":
+        lines += ["", "  combinations of three levels of three axes"]
+        lines += columns([(_combinations(summary.combinations),)], indent=4)
         lines += ["", "  cases per level of each axis"]
         lines += columns(_fact_rows(summary, started), indent=4)
         if summary.exercised:
             lines += ["", "  kernel coverage"]
             lines += coverage_lines(summary.exercised, indent=4)
     return lines
+
+
+def _combinations(counted: Combinations) -> str:
+    if not counted.open:
+        beyond = f", {counted.given_up:,} drawn for in vain" if counted.given_up else ""
+        return f"{counted.shown:,} shown: every one that the domain has{beyond}"
+    most = counted.shown + counted.open + counted.given_up
+    return f"{counted.shown:,} of at most {most:,} shown ({counted.shown / most:.1%})"
 
 
 def _verdict_line(summary: Summary) -> str:

@@ -3,8 +3,11 @@
 Pure functions from verdicts and seeds. A format decides how rows look, never what is said.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
+from kvfuzz.model.axes import AXIS, Levels
 from kvfuzz.model.events import Found
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
@@ -44,6 +47,7 @@ def finding_view(found: Found) -> FindingView:
         path=found.path,
         replay=found.replay,
         shrunk_from=found.shrunk_from_bytes,
+        extent=found.extent,
     )
 
 
@@ -54,10 +58,12 @@ def view_of(
     path: str,
     replay: str,
     shrunk_from: int = 0,
+    extent: Mapping[str, Levels] | None = None,
     recorded: Pairs | None = None,
 ) -> FindingView:
     """The view of a failed `verdict` on the case of `seed`."""
-    first, *others = verdict.failed
+    failed = sorted(verdict.failed, key=lambda result: result.name != seed.property)
+    first, *others = failed
     size = seed.case.nbytes
     about = ("case", f"{size:,} bytes in all buffers")
     if shrunk_from > size:
@@ -70,11 +76,23 @@ def view_of(
         subject=subject_rows(seed, first),
         evidence=evidence_rows(seed, first),
         others=[(each.name, _message(each) + _extent(each)) for each in others],
-        case=[about, *case_rows(seed.case)],
+        case=[about, *case_rows(seed.case), *extent_rows(extent or {}, seed.op)],
         launches=launch_rows(verdict.launches),
         record=[("seed", path), *(recorded or [])],
         replay=replay,
     )
+
+
+def extent_rows(extent: Mapping[str, Levels], op: str) -> Pairs:
+    """The axes of which not every level fails, when one axis of the case is changed."""
+    narrow = [
+        f"{axis}={'|'.join(levels)}"
+        for axis, levels in extent.items()
+        if len(levels) < len(AXIS[axis].levels_for(op))
+    ]
+    if not extent:
+        return []
+    return [("fails where", ", ".join(narrow) or "every axis has any level")]
 
 
 def _message(result: PropertyResult) -> str:

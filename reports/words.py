@@ -49,6 +49,13 @@ _WORDS: dict[str, PropertyWords] = {
     "no_race": PropertyWords(
         "no byte is written differently, or read and changed, by two programs of one launch"
     ),
+    "dead_bytes": PropertyWords(
+        "no result depends on bytes that nothing may depend on: slots that are not read, padding, "
+        "gaps, stale block ids, what an output held before",
+        "bytes of results",
+        expected="with others",
+        got="with these",
+    ),
     "roundtrip": PropertyWords(
         "what is written to the cache and gathered back is what went in",
         "bytes gathered back",
@@ -60,6 +67,36 @@ _WORDS: dict[str, PropertyWords] = {
         "bytes of all buffers",
         expected="second run",
         got="first run",
+    ),
+    "size1_stride": PropertyWords(
+        "the stride of a dimension of size 1, which PyTorch lets be anything, changes no byte",
+        "bytes of written buffers",
+        expected="with others",
+        got="with these",
+    ),
+    "scale_homogeneity": PropertyWords(
+        "2**n times the scale gives 2**n times what is read, and with 2**n times x the same code",
+        "bytes of results",
+        expected="must be",
+        got="is",
+    ),
+    "layout_equivariance": PropertyWords(
+        "the same logical cache in a plainer layout or order gives the same results",
+        "bytes of results",
+        expected="plainer",
+        got="here",
+    ),
+    "block_permutation": PropertyWords(
+        "the same blocks under other ids give the same results",
+        "bytes of results",
+        expected="renamed",
+        got="here",
+    ),
+    "batch_invariance": PropertyWords(
+        "a token alone, or in a batch of the opposite order, gets the same bytes",
+        "bytes of results",
+        expected="then",
+        got="here",
     ),
 }
 
@@ -81,5 +118,6 @@ ENDED_BY: dict[str, str] = {
 HAZARDS: dict[str, str] = {
     "rewrite": "bytes outside the target's own were rewritten with the values they had",
     "stray_read": "reads outside an allocation",
+    "dead_read": "reads of bytes that no result may depend on",
     "read_race": "reads of bytes that another program of the launch changes",
 }

@@ -1,9 +1,11 @@
-"""What to generate: Hypothesis strategies for scenes, narrowed by a target's domain.
+"""What to generate: scenes, as functions of integer choices, narrowed by a target's domain.
 
-Strategies are plurals with keyword-only options. They draw only what the domain allows, so that
-next to nothing is rejected, and every choice shrinks towards the smaller, plainer one.
+A scene begins with its row, a level for every axis; only what the domain allows is drawn, so that
+next to nothing is rejected, and every choice shrinks towards the smaller, plainer one. `scenes` is
+the Hypothesis strategy; `drawn_scene` makes the same scenes from a list of integers.
 """
 
-from kvfuzz.strategies.scenes import scenes
+from kvfuzz.strategies.rows import space
+from kvfuzz.strategies.scenes import drawn_scene, scenes
 
-__all__ = ["scenes"]
+__all__ = ["drawn_scene", "scenes", "space"]

@@ -1,32 +1,35 @@
 """The batch: which runs of tokens an op touches, in which blocks, and which rows are padding.
 
-Block ids are shuffled and mostly not adjacent, runs begin inside a block as often as at its edge,
-and cross into the next block about every second time, since nearly every addressing bug needs a
-second block to show. Most batches are small; some have what engines have: runs that start many
-blocks deep or span many, wide tables, and ids far above the number of blocks in use.
+Everything that the row of a scene says about tokens is kept; the rest is drawn. Most batches are
+small; some have what engines have: runs that start many blocks deep or span many, wide tables, and
+ids far above the number of blocks in use.
 """
 
 import msgspec
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
 
-from kvfuzz.model.axes import REACH
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.plan import Batch, Sequence
+from kvfuzz.model.tokens import REACH
+from kvfuzz.strategies.choices import Choices, chance, distinct, number, pick
+from kvfuzz.strategies.ids import ALIGNED, Blocks, assigned, ratio_of
+from kvfuzz.strategies.rows import Row
 
-MAX_SEQUENCES = 3
-SHORT_RUN, LONG_RUN = 24, 200
+LONG_SPAN = 8
+"""Blocks that a run spans, at most, where it need not span more."""
+RUN_TOKENS = 200
+"""Tokens of a run that need not be longer, at most."""
+RUN_ELEMENTS = 1 << 14
+"""Elements of one side of a run that need not have more, about."""
 NEAR, DEEP = 2, 48
 """Blocks before a run starts: few as a rule, many as in the chunks of a long prompt."""
 WIDE = 64
 """Unused columns of a block table, at most."""
 CACHE_BYTES = 1 << 21
 """Bytes of a cache that is made larger than its batch needs, about."""
-RUN_ELEMENTS = 1 << 14
-"""Elements of one side of a long run, about."""
 MOST_BLOCKS = 1 << 16
-NEAR_PER_FAR = 15
-"""Batches near the start of the cache, for one that lies past 2**31."""
+RARELY = 6
+CLOSE = 8
+"""Tokens from the edge of a block within which most runs begin and end."""
 
 
 class Occupancy(msgspec.Struct, frozen=True):
@@ -38,111 +41,175 @@ class Occupancy(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Tokens `start` to `start + length` of a sequence that owns `num_blocks` blocks."""
+    """A run of tokens: `skipped` blocks of its sequence, then from offset `first` of the next block
+    to offset `last` of the block `span - 1` further on."""
 
-    start: int
-    length: int
-    num_blocks: int
+    skipped: int
+    span: int
+    first: int
+    last: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the sequence up to the end of the run."""
+        return self.skipped + self.span
+
+    def start(self, block_size: int) -> int:
+        """The position of the first token in its sequence."""
+        return self.skipped * block_size + self.first
+
+    def length(self, block_size: int) -> int:
+        """Tokens of the run."""
+        return (self.span - 1) * block_size + self.last - self.first + 1
 
 
-def mostly(usual: SearchStrategy[int], rare: SearchStrategy[int]) -> SearchStrategy[int]:
-    """`usual` five times of six."""
-    return st.sampled_from((usual,) * 5 + (rare,)).flatmap(lambda chosen: chosen)
+def occupancy(
+    choices: Choices, row: Row, page: Geometry, *, side_bytes: int, block_stride: int, writes: bool
+) -> Occupancy:
+    """A batch that shows `row`, over a cache whose blocks hold `page`, `block_stride` bytes apart.
 
-
-@st.composite
-def runs(draw: DrawFn, page: Geometry, *, room: int) -> Run:
-    """A run of at least one token, in a sequence of just enough blocks.
-
-    `room` is how many blocks the cache may have, about.
+    `side_bytes` are those of K, or of V, in one block. A hybrid allocation gives some blocks to
+    Mamba state.
     """
     n = page.block_size
-    deep = max(NEAR, min(DEEP, room // MAX_SEQUENCES - 2))
-    skipped = draw(mostly(st.integers(0, NEAR), st.integers(0, deep)))
-    offsets = st.one_of(st.just(0), st.just(n - 1), st.integers(0, n - 1))
-    start = skipped * n + draw(offsets)
-    long = min(LONG_RUN, RUN_ELEMENTS // (page.num_kv_heads * page.head_size), 8 * n)
-    longest = st.integers(1, max(long, 1))
-    length = draw(mostly(st.integers(1, min(SHORT_RUN, 6 * n)), longest))
-    return Run(start, length, -(-(start + length) // n))
+    room = min(CACHE_BYTES // (2 * side_bytes), MOST_BLOCKS)
+    runs = _runs(choices, row, page, room, writes=writes)
+    blocks = Blocks(
+        row["block_ids"],
+        tuple((run.skipped, run.span) for run in runs),
+        num_states=number(choices, 1, 2) if row["layout"] == "hybrid" else 0,
+        spare=_rarely(choices, 2, max(2, room - sum(run.num_blocks for run in runs))),
+    )
+    first = _first_block(choices, row["reach"], page, side_bytes, block_stride)
+    ids = assigned(choices, blocks)
+    sequences = tuple(
+        Sequence(tuple(first + block for block in owned), run.start(n), run.length(n))
+        for run, owned in zip(runs, ids.sequences, strict=True)
+    )
+    unused = 0 if row["table"] == "tight" else 1 + _rarely(choices, 1, WIDE - 1)
+    width = max(run.num_blocks for run in runs) + unused
+    num_tokens = sum(sequence.length for sequence in sequences)
+    padded = _padding_rows(choices, num_tokens) if row["padding"] == "some" else ()
+    return Occupancy(
+        Batch(sequences, padded, width),
+        first + ids.num_blocks,
+        tuple(first + block for block in ids.states),
+    )
 
 
-@st.composite
-def occupancies(
-    draw: DrawFn,
-    page: Geometry,
-    page_bytes: int,
-    *,
-    first_block: SearchStrategy[int],
-    hybrid: bool = False,
-    padding: bool = False,
-) -> Occupancy:
-    """A batch over shuffled blocks; a hybrid allocation gives some blocks to Mamba state.
+def _rarely(choices: Choices, usual: int, rare: int) -> int:
+    """0 to `usual`; once in a few times 0 to `rare`."""
+    if rare > usual and chance(choices, RARELY):
+        return number(choices, 0, rare)
+    return number(choices, 0, usual)
 
-    `page` has the sizes of one block and `page_bytes` its bytes, K and V together. All blocks in
-    use have ids from `first_block` on. `padding` asks for padding rows, about every second time.
+
+def _runs(choices: Choices, row: Row, page: Geometry, room: int, *, writes: bool) -> list[Run]:
+    """The runs of a batch, in the order of its rows: as many as the row says, or, for a write,
+    one to three."""
+    if not writes:
+        count = int(row["sequences"])
+    else:
+        count = 1 if row["blocks_used"] == "1" else pick(choices, (1, 1, 2, 3))
+    runs = []
+    for index in range(count):
+        firsts = _firsts(page.block_size, row["first_offset"] if index == 0 else "")
+        lasts = _lasts(page.block_size, row["last_offset"] if index == count - 1 else "")
+        least, most = _spans(row, page, index, count)
+        span = least + _rarely(choices, min(1, most - least), most - least)
+        if span == 1 and lasts[1] < firsts[0]:
+            span = 2
+        if span == 1:
+            last = _close(choices, max(lasts[0], firsts[0]), lasts[1])
+            first = _close(choices, firsts[0], min(firsts[1], last))
+        else:
+            first, last = _close(choices, *firsts), _close(choices, *lasts)
+        skipped = _skipped(choices, row, room, index, count, writes=writes)
+        runs.append(Run(skipped, span, first, last))
+    return runs
+
+
+def _firsts(n: int, level: str) -> tuple[int, int]:
+    """The offsets at which a run may begin, where `first_offset` is `level`; any without one."""
+    return {"edge": (0, 0), "inside": (1, n - 1), "": (0, n - 1)}[level]
+
+
+def _lasts(n: int, level: str) -> tuple[int, int]:
+    """The offsets at which a run may end, where `last_offset` is `level`; any without one."""
+    return {"edge": (n - 1, n - 1), "first": (0, 0), "inside": (1, n - 2), "": (0, n - 1)}[level]
+
+
+def _close(choices: Choices, low: int, high: int) -> int:
+    """An offset of `low`..`high`, mostly close to an end."""
+    if high - low < 2 * CLOSE:
+        return number(choices, low, high)
+    side = choices.integer(0, RARELY)
+    if side == RARELY:
+        return choices.integer(low, high)
+    away = choices.integer(0, CLOSE - 1)
+    return high - away if side % 2 else low + away
+
+
+def _spans(row: Row, page: Geometry, index: int, count: int) -> tuple[int, int]:
+    """The fewest and the most blocks that a run touches.
+
+    To show a split the first run needs two blocks of one group, and a third beyond the group where
+    no other run shows that groups lie apart.
     """
-    first = draw(first_block)
-    room = min(CACHE_BYTES // page_bytes, MOST_BLOCKS)
-    drawn = draw(st.lists(runs(page, room=room), min_size=1, max_size=MAX_SEQUENCES))
-    used = sum(run.num_blocks for run in drawn)
-    num_state = draw(st.integers(1, 2)) if hybrid else 0
-    spare = mostly(st.integers(0, 2), st.integers(0, max(2, room - used)))
-    needed = used + num_state
-    window = needed + draw(spare)
-    ids = [first + block for block in draw(_distinct(needed, window))]
-    sequences, at = [], 0
-    for run in drawn:
-        sequences.append(Sequence(tuple(ids[at : at + run.num_blocks]), run.start, run.length))
-        at += run.num_blocks
-    unused = mostly(st.integers(0, 2), st.integers(0, WIDE))
-    width = max(run.num_blocks for run in drawn) + draw(unused)
-    num_tokens = sum(run.length for run in drawn)
-    rows = draw(padding_rows(num_tokens)) if padding else ()
-    batch = Batch(tuple(sequences), rows, width)
-    return Occupancy(batch, first + window, tuple(sorted(ids[at : at + num_state])))
+    if row["blocks_used"] == "1":
+        return 1, 1
+    if index > 0:
+        least = 1
+    elif ratio_of(row["block_ids"]) > 1:
+        least = 3 if count == 1 else 2
+    else:
+        least = 2 if count == 1 else 1
+    tokens = min(RUN_TOKENS, RUN_ELEMENTS // (page.num_kv_heads * page.head_size))
+    return least, max(least, min(LONG_SPAN, tokens // page.block_size))
 
 
-@st.composite
-def first_blocks(draw: DrawFn, block_stride: int, element: int, levels: tuple[str, ...]) -> int:
-    """The least id of the blocks in use: 0 as a rule, and now and then past 2**31, as the `levels`
-    of the axis `reach` ask for.
+def _skipped(choices: Choices, row: Row, room: int, index: int, count: int, *, writes: bool) -> int:
+    """Blocks of a sequence before its run.
 
-    `block_stride` is in bytes, `element` the bytes of one. Past 2**32 elements an unsigned index
-    fails, too, so that a block lies past twice the boundary every other time. Near and far take
-    the same choices, so that a far case shrinks to a near one that is otherwise the same.
+    In split blocks a later run begins with a group; the first begins so that its second block is
+    in the same group, and, where it is alone, its third in the next.
     """
-    # Where an element is one byte, bytes are elements.
-    possible = [level for level in levels if element > 1 or level != "past_2g_bytes"]
-    far = [level for level in possible if level != "near"]
-    near = ["near"] * max(1, NEAR_PER_FAR * len(far)) if "near" in possible else []
-    level = draw(st.sampled_from(near + far))
-    times = draw(st.sampled_from((1, 2)))
-    boundary = {
-        "near": 0,
-        "past_2g_bytes": REACH,
-        "past_2g_elements": REACH * element * times,
-    }
-    return -(-boundary[level] // block_stride)
+    deep = max(NEAR, min(DEEP, room // 3 - 2))
+    least = 1 if index == 0 and row["start_block"] == "later" else 0
+    at_start = index == 0 and not writes and row["start_block"] == "first"
+    ratio = ratio_of(row["block_ids"])
+    if at_start:
+        return 0
+    skipped = least + _rarely(choices, NEAR - least, deep - least)
+    if ratio == 1:
+        return skipped
+    within = 0 if index else ratio - 2 if count == 1 else number(choices, 0, ratio - 2)
+    groups = skipped // ratio
+    if index == 0 and groups * ratio + within < least:
+        groups += 1
+    return groups * ratio + within
 
 
-def _distinct(count: int, below: int) -> SearchStrategy[list[int]]:
-    """`count` different integers of `range(below)` in any order."""
-    if below <= 2 * count:
-        return st.permutations(range(below)).map(lambda ids: list(ids[:count]))
-    ids = st.integers(0, below - 1)
-    return st.lists(ids, min_size=count, max_size=count, unique=True)
+def _first_block(choices: Choices, reach: str, page: Geometry, side_bytes: int, stride: int) -> int:
+    """The least id of the blocks in use: 0, or the first beyond 2**31 bytes or elements.
+
+    `stride` is in bytes from block to block, `side_bytes` those of one side of a page. Past 2**32
+    elements an unsigned index fails, too, so that every other time blocks lie past twice as much.
+    """
+    element = side_bytes // (page.block_size * page.num_kv_heads * page.head_size)
+    boundary = {"near": 0, "past_2g_bytes": REACH, "past_2g_elements": REACH * element}[reach]
+    times = number(choices, 1, 2) if reach == "past_2g_elements" else 1
+    first = -(-boundary * times // stride)
+    return -(-first // ALIGNED) * ALIGNED
 
 
-@st.composite
-def padding_rows(draw: DrawFn, num_tokens: int) -> tuple[int, ...]:
-    """Rows of a write batch that are padding: none half of the time, else up to three anywhere."""
-    count = draw(st.sampled_from((0, 0, 0, 1, 2, 3)))
-    rows = st.integers(0, num_tokens + count - 1)
-    return tuple(sorted(draw(st.lists(rows, min_size=count, max_size=count, unique=True))))
+def _padding_rows(choices: Choices, num_tokens: int) -> tuple[int, ...]:
+    """One to three rows of a write batch that are padding, anywhere."""
+    count = number(choices, 1, 3)
+    return tuple(sorted(distinct(choices, count, num_tokens + count)))
 
 
-def row_gaps(num_kv_heads: int, head_size: int) -> SearchStrategy[int]:
-    """Elements between rows of key: none, or what else a fused qkv projection holds."""
+def row_gap(choices: Choices, num_kv_heads: int, head_size: int) -> int:
+    """Elements between rows of key: what else a fused qkv projection holds."""
     row = num_kv_heads * head_size
-    return st.sampled_from((0, head_size, row, 3 * row))
+    return pick(choices, (head_size, row, 3 * row))

@@ -6,38 +6,32 @@ that neither a stored nor a loaded value overflows: saturation is a property of 
 
 import math
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
-
-from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.strategies.formats import Format
+from kvfuzz.strategies.choices import Choices, number
+from kvfuzz.strategies.rows import Row
 
 ONE = 0x3F800000
 SMALLEST_EXPONENT, LARGEST_EXPONENT = -6, 3
+MANTISSA_BITS = DTYPES["fp32"].mantissa_bits
 
 
-def scale_pairs(domain: Domain, format: Format) -> SearchStrategy[tuple[int, int]]:
-    """(k_scale, v_scale) bit patterns; a cache that is not fp8 has no scale but 1."""
-    cache = DTYPES[format.cache_dtype]
-    kinds = [kind for kind in domain.levels("scale") if kind != "none"]
-    if not cache.is_fp8 or not kinds:
-        return st.just((ONE, ONE))
-    headroom = math.frexp(DTYPES[format.model_dtype].max_finite / cache.max_finite)[1] - 2
-    exponents = st.integers(SMALLEST_EXPONENT, min(LARGEST_EXPONENT, headroom)).map(
-        lambda exponent: (exponent + DTYPES["fp32"].bias) << 23
-    )
+def scale_pair(choices: Choices, row: Row) -> tuple[int, int]:
+    """(k_scale, v_scale) bit patterns of the row's kind; without a scale both are 1."""
+    if row["scale"] in ("none", "unit"):
+        return ONE, ONE
+    cache, model = DTYPES[row["cache_dtype"]], DTYPES[row["model_dtype"]]
+    headroom = math.frexp(model.max_finite / cache.max_finite)[1] - 2
+    highest = min(LARGEST_EXPONENT, headroom)
+    k_exponent = number(choices, SMALLEST_EXPONENT, highest)
+    # Another exponent: one of those left, counted from the smallest.
+    v_exponent = number(choices, SMALLEST_EXPONENT, highest - 1)
+    v_exponent += v_exponent >= k_exponent
+    mantissas = (0, 0)
+    if row["scale"] == "general":
+        most = (1 << MANTISSA_BITS) - 1
+        mantissas = (choices.integer(1, most), choices.integer(1, most))
+    return _bits(k_exponent, mantissas[0]), _bits(v_exponent, mantissas[1])
 
-    @st.composite
-    def draw_pair(draw: DrawFn) -> tuple[int, int]:
-        kind = draw(st.sampled_from(kinds))
-        if kind == "unit":
-            return ONE, ONE
-        k_scale = draw(exponents)
-        v_scale = draw(exponents.filter(lambda bits: bits != k_scale))
-        if kind == "power_of_two":
-            return k_scale, v_scale
-        mantissas = st.integers(1, (1 << 23) - 1)
-        return k_scale | draw(mantissas), v_scale | draw(mantissas)
 
-    return draw_pair()
+def _bits(exponent: int, mantissa: int) -> int:
+    return (exponent + DTYPES["fp32"].bias) << MANTISSA_BITS | mantissa

@@ -1,17 +1,17 @@
-"""Whole scenes for one op, from a target's domain."""
+"""Whole scenes for one op, from a target's domain: a row first, then what the row leaves open."""
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Geometry, place
 from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
-from kvfuzz.strategies.batches import Occupancy, first_blocks, occupancies, row_gaps
-from kvfuzz.strategies.formats import Format, formats
-from kvfuzz.strategies.geometries import page_geometries
-from kvfuzz.strategies.scales import scale_pairs
+from kvfuzz.strategies.batches import Occupancy, occupancy, row_gap
+from kvfuzz.strategies.choices import Choices, FromHypothesis
+from kvfuzz.strategies.rows import Row, Space, space
+from kvfuzz.strategies.scales import scale_pair
 
 MAX_FILL_SEED = (1 << 32) - 1
 LAYER, STATE_LAYER = "layer.0", "layer.1"
@@ -22,66 +22,49 @@ def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
 
     Raises UsageError, when first drawn from, where the domain leaves nothing to draw.
     """
-    drawn_formats = st.deferred(lambda: formats(domain))
-    writes = op == "reshape_and_cache"
 
     @st.composite
     def draw_scene(draw: DrawFn) -> Scene:
-        format = draw(drawn_formats)
-        page = draw(page_geometries(domain, format))
-        occupancy = draw(
-            occupancies(
-                page,
-                _page_bytes(page, format),
-                first_block=first_blocks(
-                    _block_stride(page, format),
-                    itemsize(format.cache_dtype),
-                    domain.levels("reach"),
-                ),
-                hybrid=format.layout == "hybrid",
-                padding=writes and "some" in domain.levels("padding"),
-            )
-        )
-        k_scale, v_scale = draw(scale_pairs(domain, format))
-        gap, values = 0, VALUES[0]
-        if writes:
-            wanted = [each for each in VALUES if each in domain.levels("values")]
-            if wanted and DTYPES[format.cache_dtype].is_fp8:
-                values = draw(st.sampled_from(wanted))
-            if "gapped" in domain.levels("rows"):
-                gap = draw(row_gaps(page.num_kv_heads, page.head_size))
-        return Scene(
-            op=op,
-            layer=LAYER,
-            plan=_plan(format, page, occupancy),
-            batch=occupancy.batch,
-            model_dtype=format.model_dtype,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            values=values,
-            row_gap=gap,
-            fill_seed=draw(st.integers(0, MAX_FILL_SEED)),
-        )
+        return drawn_scene(FromHypothesis(draw), space(op, domain))
 
     return draw_scene()
 
 
-def _page_bytes(page: Geometry, format: Format) -> int:
-    elements = 2 * page.block_size * page.num_kv_heads * page.head_size
-    return elements * itemsize(format.cache_dtype)
-
-
-def _block_stride(page: Geometry, format: Format) -> int:
-    """Bytes between two blocks of one side."""
-    element = itemsize(format.cache_dtype)
-    return place(format.layout, format.order, page, element).block_stride
-
-
-def _plan(format: Format, page: Geometry, occupancy: Occupancy) -> Plan:
-    geometry = Geometry(occupancy.num_blocks, page.block_size, page.num_kv_heads, page.head_size)
-    attention = AttentionLayer(
-        LAYER, CACHE, format.layout, format.order, geometry, format.cache_dtype
+def drawn_scene(choices: Choices, within: Space) -> Scene:
+    """The scene that `choices` make; the first of them are its row."""
+    row = within.drawn_row(choices)
+    writes = within.op == "reshape_and_cache"
+    page = Geometry(1, int(row["block_size"]), int(row["num_kv_heads"]), int(row["head_size"]))
+    element = itemsize(row["cache_dtype"])
+    occupied = occupancy(
+        choices,
+        row,
+        page,
+        side_bytes=page.block_size * page.num_kv_heads * page.head_size * element,
+        block_stride=place(row["layout"], row["order"], page, element).block_stride,
+        writes=writes,
     )
-    if not occupancy.state_blocks:
+    k_scale, v_scale = scale_pair(choices, row)
+    gapped = row["rows"] == "gapped"
+    return Scene(
+        op=within.op,
+        layer=LAYER,
+        plan=_plan(row, page, occupied),
+        batch=occupied.batch,
+        model_dtype=row["model_dtype"],
+        k_scale=k_scale,
+        v_scale=v_scale,
+        values=row["values"] if row["values"] in VALUES else VALUES[0],
+        row_gap=row_gap(choices, page.num_kv_heads, page.head_size) if gapped else 0,
+        fill_seed=choices.integer(0, MAX_FILL_SEED),
+    )
+
+
+def _plan(row: Row, page: Geometry, occupied: Occupancy) -> Plan:
+    geometry = Geometry(occupied.num_blocks, page.block_size, page.num_kv_heads, page.head_size)
+    attention = AttentionLayer(
+        LAYER, CACHE, row["layout"], row["order"], geometry, row["cache_dtype"]
+    )
+    if not occupied.state_blocks:
         return Plan((attention,))
-    return Plan((attention, StateLayer(STATE_LAYER, CACHE, occupancy.state_blocks)))
+    return Plan((attention, StateLayer(STATE_LAYER, CACHE, occupied.state_blocks)))

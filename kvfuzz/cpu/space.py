@@ -45,7 +45,11 @@ class Allocation:
 
 
 class AddressSpace:
-    """Allocations by number (never reused), by name and by absolute address."""
+    """Allocations by number, by name and by absolute address.
+
+    A number is used again only when everything has been forgotten: an origin has 15 bits for it,
+    and a worker makes a million allocations in its life.
+    """
 
     def __init__(self) -> None:
         self.allocations: dict[int, Allocation] = {}
@@ -68,11 +72,13 @@ class AddressSpace:
         return allocation
 
     def remove(self, number: int) -> None:
-        """Forget one allocation; its number is not used again."""
+        """Forget one allocation; its number is not used again while there are others."""
         allocation = self.allocations.pop(number)
         del self._by_name[allocation.name]
         if self._by_address.get(allocation.address) == number:
             del self._by_address[allocation.address]
+        if not self.allocations:
+            self._next_number = 0
         self._sorted = None
 
     def named(self, name: str) -> Allocation | None:

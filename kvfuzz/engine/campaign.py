@@ -4,7 +4,6 @@ The parent's half of the engine. It owns the budget, the journal and the output 
 what happens as events; the worker owns the target.
 """
 
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,36 +11,24 @@ from pathlib import Path
 import msgspec
 
 import kvfuzz
-from kvfuzz.engine.explore import Deadline, Exploration
-from kvfuzz.engine.findings import (
-    Signature,
-    make_seed,
-    replay_command,
-    signature,
-    size_of,
-)
+from kvfuzz.engine.explore import Deadline, Exploration, Failure
+from kvfuzz.engine.findings import make_seed, replay_command, size_of
+from kvfuzz.engine.hunt import Caught, Effort, Hunt
 from kvfuzz.engine.journal import Journal
 from kvfuzz.engine.pool import Worker
+from kvfuzz.engine.runner import Runner
 from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
 from kvfuzz.errors import Exit, KvfuzzError, NotCheckedError, UsageError
-from kvfuzz.model.axes import Domain, Levels, facts
+from kvfuzz.model.axes import Levels, facts
 from kvfuzz.model.case import Case
-from kvfuzz.model.events import Event, Found, Note, Progress, Started
-from kvfuzz.model.lower import lower
-from kvfuzz.model.scene import Scene
+from kvfuzz.model.events import Combinations, Event, Found, Note, Progress, Started, Summary
 from kvfuzz.model.target import DEFAULT_ARCH, DEFAULT_LANE, TargetSpec
-from kvfuzz.model.verdict import Verdict
-from kvfuzz.strategies import scenes
 
 MOST_UNCHECKED = 0.05
 """A campaign that leaves more of its cases undecided than this has not checked what it claims."""
-MOST_REJECTED = 1000
-"""Draws outside `--where`, without one inside, after which levels are taken to be impossible."""
 PROGRESS_INTERVAL_S = 0.1
-NEAR_FIRST = 32
-"""Cases that are drawn before any that reaches past 2**31."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,22 +43,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     lane: str = DEFAULT_LANE
     arch: str = DEFAULT_ARCH
     keep_going: bool = False
+    until_coverage: bool = False
+    """End when every valid combination of three levels was shown, and not before."""
     case_timeout_s: float = 30.0
     shrink_s: float = 20.0
+    reduce_s: float = 10.0
+    extent_s: float = 20.0
     command: str = ""
-
-
-def _parts(domain: Domain) -> list[tuple[Domain, float]]:
-    """What is drawn from, and up to which number of cases: near the start of the cache first.
-
-    A bug that shows near is found near. Far out it need not shrink to there: block 0 of a far
-    range is as wrong as any other, and block 0 of the cache is right.
-    """
-    levels = domain.levels("reach")
-    if "near" not in levels or levels == ("near",):
-        return [(domain, math.inf)]
-    near = msgspec.structs.replace(domain, allowed={**domain.allowed, "reach": ("near",)})
-    return [(near, NEAR_FIRST), (domain, math.inf)]
 
 
 class Campaign:
@@ -84,12 +62,8 @@ class Campaign:
         self._journal = Journal(options.out)
         self._deadline = Deadline(options.budget_s, options.max_cases)
         self._tally = Tally()
-        self._known: set[Signature] = set()
-        self._hunted = ""
-        """The property whose failure is being shrunk."""
-        self._failing: dict[bytes, Verdict] = {}
+        self._exploration: Exploration | None = None
         self._last_progress = 0.0
-        self._target = options.target.name
 
     def run(self) -> Exit:
         """Run to the first finding or to the end of the budget.
@@ -98,10 +72,9 @@ class Campaign:
         checked.
         """
         options, tally = self._options, self._tally
-        config = WorkerConfig(options.target, options.lane, options.arch)
+        config = WorkerConfig(options.target, options.lane, options.arch, options.where)
         with Worker(config, case_timeout_s=options.case_timeout_s) as worker:
             description = worker.describe()
-            self._target = description.info.name
             self._deadline = Deadline(options.budget_s, options.max_cases)
             self._emit(self._started(description))
             failure: KvfuzzError | None = None
@@ -112,7 +85,7 @@ class Campaign:
             except KvfuzzError as error:
                 ended_by, failure = "error", error
             if failure is None or tally.executed:
-                self._emit(tally.summary(elapsed_s=self._deadline.elapsed_s, ended_by=ended_by))
+                self._emit(self._summary(ended_by))
             if failure is not None and not tally.findings:
                 raise failure
             if failure is not None:  # what was found is kept, and wins
@@ -123,9 +96,35 @@ class Campaign:
             return Exit.FINDING
         if ended_by == "interrupted":
             return Exit.INTERRUPTED
-        if unchecked := tally.unchecked(MOST_UNCHECKED):
+        if unchecked := tally.unchecked(MOST_UNCHECKED, self._rejected):
             raise NotCheckedError(unchecked)
+        left = self._combinations
+        if options.until_coverage and (left.open or left.given_up):
+            raise NotCheckedError(
+                f"--until-coverage: {left.open + left.given_up} of at most "
+                f"{left.shown + left.open + left.given_up} combinations of three levels were not "
+                "shown; raise --budget, or narrow --where"
+            )
         return Exit.CLEAN
+
+    @property
+    def _rejected(self) -> int:
+        return self._exploration.rejected if self._exploration else 0
+
+    @property
+    def _combinations(self) -> Combinations:
+        if self._exploration is None:
+            return Combinations()
+        covering = self._exploration.guide.covering
+        return Combinations(covering.shown, covering.open, covering.given_up)
+
+    def _summary(self, ended_by: str) -> Summary:
+        return self._tally.summary(
+            elapsed_s=self._deadline.elapsed_s,
+            ended_by=ended_by,
+            rejected=self._rejected,
+            combinations=self._combinations,
+        )
 
     def _started(self, description: Description) -> Started:
         options = self._options
@@ -143,66 +142,62 @@ class Campaign:
         )
 
     def _search(self, worker: Worker, description: Description) -> str:
-        """Saved cases, then random ones. Returns what ended it."""
-        info, keep_going = description.info, self._options.keep_going
-        domain = info.domain.narrowed(info.op, self._options.where)
+        """Saved cases, then drawn ones. Returns what ended it."""
+        options, info = self._options, description.info
+        domain = info.domain.narrowed(info.op, options.where)
+        hunt = Hunt(
+            Runner(worker, self._journal, info.name, self._tally.coverage),
+            self._tally,
+            info.op,
+            domain,
+            random_seed=options.random_seed,
+            effort=Effort(options.reduce_s, options.extent_s if options.keep_going else 0.0),
+            progress=self._progress,
+        )
         for case in self._remembered(info.name):
             shown = facts(case)
-            if domain.refusal(shown) is not None:
-                continue
-            self._progress("seeds")
-            verdict = self._check(worker, case)
-            self._tally.count(shown, verdict)
-            if verdict.failed and signature(case, verdict) not in self._known:
-                self._report(worker, description, case, verdict, case.nbytes)
-                if not keep_going:
+            if domain.refusal(shown) is None and hunt.attempt(case, shown, "seeds").failed:
+                self._settle(hunt, description, Failure(case, case))
+                if not options.keep_going:
                     return "finding"
-        for part, until in _parts(domain):
-            exploration = self._exploration(worker, info.op, part)
-            while not self._deadline.reached():
-                found = exploration.next_failure(
-                    self._deadline, shrink_s=self._options.shrink_s, until=until
-                )
-                if found is None:
-                    break
-                self._hunted = ""
-                case, first = lower(found.smallest), lower(found.first)
-                verdict = self._check(worker, case)
-                self._report(worker, description, case, verdict, first.nbytes)
-                if not keep_going:
-                    return "finding"
-        if not self._tally.executed and self._tally.rejected >= MOST_REJECTED:
-            return "rejected"
-        spent = self._options.max_cases
-        return "max_cases" if spent and self._deadline.cases >= spent else "budget"
-
-    def _exploration(self, worker: Worker, op: str, domain: Domain) -> Exploration:
-        return Exploration(
-            scenes(op, domain),
-            lambda scene: self._fails(worker, domain, scene),
-            random_seed=self._options.random_seed,
+        self._exploration = exploration = Exploration(
+            info.op,
+            domain,
+            lambda case, shown: hunt.attempt(case, shown, exploration.guide.phase),
+            random_seed=options.random_seed,
             size_of=size_of,
         )
+        guide = exploration.guide
+        while not self._deadline.reached():
+            found = exploration.next_failure(
+                self._deadline,
+                shrink_s=options.shrink_s,
+                stop=lambda: options.until_coverage and guide.phase == "random",
+            )
+            if found is None:
+                break
+            self._settle(hunt, description, found)
+            if not options.keep_going:
+                return "finding"
+        if not self._tally.executed and exploration.rejected:
+            return "rejected"
+        if options.until_coverage and guide.phase == "random":
+            return "coverage"
+        spent = options.max_cases
+        return "max_cases" if spent and self._deadline.cases >= spent else "budget"
 
-    def _fails(self, worker: Worker, domain: Domain, scene: Scene) -> bool | None:
-        """Whether a scene fails in a new way, of the property being shrunk; None: not to be run."""
-        case = lower(scene)
-        shown = facts(case)
-        if domain.refusal(shown) is not None:
-            self._tally.rejected += not self._hunted
-            if not self._tally.executed and self._tally.rejected >= MOST_REJECTED:
-                self._deadline.expire()
-            return None
-        self._progress("shrink" if self._hunted else "random")
-        verdict = self._check(worker, case)
-        if not self._hunted:
-            self._tally.count(shown, verdict)
-        if not verdict.failed or signature(case, verdict) in self._known:
-            return False
-        # The plainest case that fails the same property, by whatever path of the kernel: the
-        # signature is taken on the minimum, and what is known already is no way down.
-        self._hunted = self._hunted or verdict.failed[0].name
-        return verdict.failed[0].name == self._hunted
+    def _settle(self, hunt: Hunt, description: Description, found: Failure) -> None:
+        """Save and tell what a hunt ends with, if that is a new finding."""
+
+        def report(caught: Caught) -> None:
+            seed = make_seed(caught.case, caught.symptom.property, caught.verdict, description)
+            path = self._out.save(seed)
+            self._tally.findings += 1
+            replay = replay_command(path, self._options.target)
+            first_nbytes = found.first.nbytes
+            self._emit(Found(seed, caught.verdict, str(path), replay, first_nbytes, caught.extent))
+
+        hunt.settle(found, report)
 
     def _remembered(self, target: str) -> list[Case]:
         """Cases of this target whose process died unseen, then its saved seeds."""
@@ -216,37 +211,6 @@ class Campaign:
             if seed.target == target:
                 known.append(seed.case)
         return self._journal.left_over(target) + known
-
-    def _check(self, worker: Worker, case: Case) -> Verdict:
-        key = msgspec.msgpack.encode(case)
-        if key in self._failing:
-            # Hypothesis runs a failing example again; the answer must not change under it.
-            return self._failing[key]
-        self._journal.about_to_run(self._target, case)
-        verdict = worker.check(case)
-        self._tally.coverage.add(verdict.exercised)
-        if verdict.failed:
-            self._failing[key] = verdict
-        return verdict
-
-    def _report(
-        self,
-        worker: Worker,
-        description: Description,
-        case: Case,
-        verdict: Verdict,
-        shrunk_from_bytes: int,
-    ) -> None:
-        options = self._options
-        self._journal.about_to_run(self._target, case)
-        explained = worker.check(case, explain=True)
-        verdict = explained if explained.failed else verdict
-        seed = make_seed(case, verdict, description)
-        path = self._out.save(seed)
-        self._known.add(signature(case, verdict))
-        self._tally.findings += 1
-        replay = replay_command(path, options.target)
-        self._emit(Found(seed, verdict, str(path), replay, shrunk_from_bytes))
 
     def _progress(self, phase: str) -> None:
         now = time.monotonic()

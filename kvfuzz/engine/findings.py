@@ -1,4 +1,4 @@
-"""From a failing case to a finding: what makes two the same, its seed, its replay line."""
+"""From a failing case to a finding: which is the smaller case, its seed, its replay line."""
 
 import shlex
 from pathlib import Path
@@ -8,23 +8,10 @@ import msgspec
 import kvfuzz
 from kvfuzz.engine.worker.entry import Description
 from kvfuzz.model.case import Case
-from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.scene import Scene
 from kvfuzz.model.seed import Expected, Provenance, Seed
 from kvfuzz.model.target import TargetSpec
 from kvfuzz.model.verdict import Verdict
-
-Signature = tuple[str, str, str]
-
-
-def signature(case: Case, verdict: Verdict) -> Signature:
-    """What makes two failing cases the same finding: property, code path, and conversion.
-
-    A kernel has one path for SHUFFLE and one for strided pages, and converts or copies.
-    """
-    path = "shuffle" if case.scene.attention.order == "shuffle" else "strided"
-    conversion = "converts" if DTYPES[case.scene.attention.cache_dtype].is_fp8 else "copies"
-    return verdict.failed[0].name, path, conversion
 
 
 def size_of(scene: Scene) -> tuple[int, ...]:
@@ -40,13 +27,13 @@ def size_of(scene: Scene) -> tuple[int, ...]:
     )
 
 
-def make_seed(case: Case, verdict: Verdict, description: Description) -> Seed:
-    """The seed of a failing case, named after its first failing property."""
+def make_seed(case: Case, property: str, verdict: Verdict, description: Description) -> Seed:
+    """The seed of a case that fails `property`."""
     environment = description.environment
     return Seed(
         target=description.info.name,
         op=description.info.op,
-        property=verdict.failed[0].name,
+        property=property,
         case=case,
         expected=Expected("failed", verdict.digest, verdict.launches),
         provenance=Provenance(

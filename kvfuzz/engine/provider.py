@@ -1,42 +1,41 @@
-"""Hypothesis choices from a random number generator of our own.
+"""Hypothesis choices from a list: the case that failed, handed to Hypothesis for shrinking.
 
-Hypothesis' generator mixes in constants that it harvests from local modules, which makes the same
-seed draw other cases after an unrelated edit. This provider is uniform and depends on nothing but
-the seed; Hypothesis takes over for shrinking. The provider API is documented but internal, so the
-range of Hypothesis versions is bounded in pyproject.toml.
+Searching needs no Hypothesis (`kvfuzz.strategies.choices.Drawn` makes the choices of a case); what
+failed is a list of integers, and this provider makes Hypothesis draw exactly those. Hypothesis'
+own generator mixes in constants that it harvests from local modules and would make the same seed
+draw other cases after an unrelated edit. The provider API is documented but internal, so the range
+of Hypothesis versions is bounded in pyproject.toml.
 """
 
-import random
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, PrimitiveProvider
 
 BACKEND = "kvfuzz"
 
-_UNBOUNDED = 1 << 32
+
+class _Given:
+    """The integers to draw; Hypothesis makes the provider, so they cannot be passed to it."""
+
+    values: Sequence[int] = ()
 
 
-class _Stream:
-    """The generator that the next provider instance draws from; Hypothesis makes the instance."""
-
-    current = random.Random(0)
-
-
-def use_seed(seed: int) -> str:
-    """Start a stream of choices at `seed`; returns the backend name for Hypothesis' settings."""
-    _Stream.current = random.Random(seed)
-    AVAILABLE_PROVIDERS[BACKEND] = f"{__name__}.SeededProvider"
+def use_choices(values: Sequence[int]) -> str:
+    """Draw `values` in every example; returns the backend name for Hypothesis' settings."""
+    _Given.values = values
+    AVAILABLE_PROVIDERS[BACKEND] = f"{__name__}.GivenProvider"
     return BACKEND
 
 
-class SeededProvider(PrimitiveProvider):
-    """Uniform choices from the current stream."""
+class GivenProvider(PrimitiveProvider):
+    """The given integers, and the least one where they have run out."""
 
-    lifetime = "test_function"
+    lifetime = "test_case"
 
-    def draw_boolean(self, p: float = 0.5) -> bool:
-        """True with probability `p`."""
-        return _Stream.current.random() < p
+    def __init__(self, conjecturedata: Any, /) -> None:
+        super().__init__(conjecturedata)
+        self._values = iter(_Given.values)
 
     def draw_integer(
         self,
@@ -46,32 +45,22 @@ class SeededProvider(PrimitiveProvider):
         weights: dict[int, float] | None = None,
         shrink_towards: int = 0,
     ) -> int:
-        """An integer in the closed range."""
-        low = -_UNBOUNDED if min_value is None else min_value
-        high = low + 2 * _UNBOUNDED if max_value is None else max_value
-        return _Stream.current.randint(low, high)
+        """The next integer, within the bounds, which every strategy of kvfuzz gives."""
+        low, high = min_value or 0, max_value or 0
+        return min(max(next(self._values, low), low), high)
 
-    def draw_float(
-        self,
-        *,
-        min_value: float = -float("inf"),
-        max_value: float = float("inf"),
-        allow_nan: bool = True,
-        smallest_nonzero_magnitude: float,
-    ) -> float:
-        """A float between the bounds; no strategy of kvfuzz draws one."""
-        return _Stream.current.uniform(max(min_value, -1e9), min(max_value, 1e9))
+    def draw_boolean(self, p: float = 0.5) -> bool:
+        """No strategy of kvfuzz draws one."""
+        return False
 
-    def draw_string(self, intervals: Any, *, min_size: int = 0, max_size: int = 1 << 30) -> str:
-        """A string over `intervals`; no strategy of kvfuzz draws one."""
-        size = _Stream.current.randint(min_size, min(max_size, min_size + 8))
-        return "".join(
-            intervals.char_in_shrink_order(_Stream.current.randrange(len(intervals)))
-            for _ in range(size)
-        )
+    def draw_float(self, **_: Any) -> float:
+        """No strategy of kvfuzz draws one."""
+        raise NotImplementedError
 
-    def draw_bytes(self, min_size: int = 0, max_size: int = 1 << 30) -> bytes:
-        """Bytes; no strategy of kvfuzz draws any."""
-        return _Stream.current.randbytes(
-            _Stream.current.randint(min_size, min(max_size, min_size + 8))
-        )
+    def draw_string(self, *_: Any, **__: Any) -> str:
+        """No strategy of kvfuzz draws one."""
+        raise NotImplementedError
+
+    def draw_bytes(self, *_: Any, **__: Any) -> bytes:
+        """No strategy of kvfuzz draws any."""
+        raise NotImplementedError

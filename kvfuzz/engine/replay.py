@@ -32,18 +32,17 @@ class Replayed(msgspec.Struct, frozen=True):
         return Exit.CLEAN if checked else Exit.NOT_CHECKED
 
 
-def replay(
+def config_of(
     seed: Seed,
     *,
     target: str = "",
     sources: dict[str, str] | None = None,
     lane: str = "",
     arch: str = "",
-    case_timeout_s: float = 60.0,
-) -> Replayed:
-    """Run the case of `seed` on its target, or on `target` where one is named.
+) -> WorkerConfig:
+    """What a worker for `seed` runs: its own target, lane and arch, or those that are named.
 
-    Raises UsageError for a seed of a file target without `target`, and for a target of another op.
+    Raises UsageError for a seed of a file target without `target`.
     """
     name = target or seed.target
     if name.startswith("file:"):
@@ -55,11 +54,33 @@ def replay(
     # A seed recorded on a CUDA device replays on the cpu lane, which compiles for AMD alone.
     arch = arch or (recorded if recorded.startswith("gfx") else DEFAULT_ARCH)
     spec = TargetSpec(name, sources or {}, seed.op)
-    config = WorkerConfig(spec, lane or seed.provenance.lane, arch)
+    return WorkerConfig(spec, lane or seed.provenance.lane, arch)
+
+
+def described(worker: Worker, config: WorkerConfig, seed: Seed) -> Description:
+    """What `worker` runs. Raises UsageError for a target of another op than the seed's."""
+    description = worker.describe()
+    if description.info.op != seed.op:
+        raise UsageError(
+            f"seed {seed.id} is about {seed.op}, and {config.target.name} is {description.info.op}"
+        )
+    return description
+
+
+def replay(
+    seed: Seed,
+    *,
+    target: str = "",
+    sources: dict[str, str] | None = None,
+    lane: str = "",
+    arch: str = "",
+    case_timeout_s: float = 60.0,
+) -> Replayed:
+    """Run the case of `seed` on its target, or on `target` where one is named.
+
+    Raises what `config_of` and `described` raise.
+    """
+    config = config_of(seed, target=target, sources=sources, lane=lane, arch=arch)
     with Worker(config, case_timeout_s=case_timeout_s) as worker:
-        description = worker.describe()
-        if description.info.op != seed.op:
-            raise UsageError(
-                f"seed {seed.id} is about {seed.op}, and {name} is {description.info.op}"
-            )
+        description = described(worker, config, seed)
         return Replayed(seed, worker.check(seed.case, explain=True), description)

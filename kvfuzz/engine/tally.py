@@ -1,10 +1,11 @@
 """The counts of a campaign: cases, facts, outcomes per property, hazards, kernel coverage."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 from kvfuzz.model.axes import AXES
 from kvfuzz.model.coverage import Coverage
-from kvfuzz.model.events import Summary
+from kvfuzz.model.events import Combinations, Summary
 from kvfuzz.model.verdict import Hazard, Verdict
 
 MOST_HAZARDS = 20
@@ -17,8 +18,6 @@ class Tally:
         self.executed = 0
         self.refused = 0
         self._last_refusal = ""
-        self.rejected = 0
-        """Draws outside `--where` or the domain, never run."""
         self.undecided = 0
         """Cases of which no property was checked, refused ones not counted."""
         self.findings = 0
@@ -29,10 +28,11 @@ class Tally:
         self._hazards: Counter[Hazard] = Counter()
         self.coverage = Coverage()
 
-    def unchecked(self, most: float) -> str:
+    def unchecked(self, most: float, rejected: int) -> str:
         """Why a campaign without a finding is not clean, or nothing.
 
-        `most` is the share of cases that may be refused, or left undecided, at most.
+        `most` is the share of cases that may be refused, or left undecided, at most; `rejected`
+        counts draws outside the domain.
         """
         if self.refused > most * self.executed:
             return (
@@ -47,12 +47,12 @@ class Tally:
             )
         if not self._passed:
             return (
-                f"no case was checked: {self.executed} executed, {self.rejected} draws outside "
-                "--where; its levels may exclude each other, or raise --budget or --max-cases"
+                f"no case was checked: {self.executed} executed, {rejected} draws outside "
+                "--where; raise --budget or --max-cases"
             )
         return ""
 
-    def count(self, shown: dict[str, str], verdict: Verdict) -> None:
+    def count(self, shown: Mapping[str, str], verdict: Verdict) -> None:
         """Add a case with the facts `shown`. Hazards of a failing case are part of its failure."""
         self.executed += 1
         if verdict.refused:
@@ -76,13 +76,15 @@ class Tally:
                 if hazard in self._hazards or len(self._hazards) < MOST_HAZARDS:
                     self._hazards[hazard] += 1
 
-    def summary(self, *, elapsed_s: float, ended_by: str) -> Summary:
+    def summary(
+        self, *, elapsed_s: float, ended_by: str, rejected: int, combinations: Combinations
+    ) -> Summary:
         """The counts as the last event of a campaign."""
         return Summary(
             cases=self.executed,
             refused=self.refused,
             undecided=self.undecided,
-            rejected=self.rejected,
+            rejected=rejected,
             findings=self.findings,
             elapsed_s=elapsed_s,
             ended_by=ended_by,
@@ -95,4 +97,5 @@ class Tally:
             failed=dict(self._failed),
             hazards=tuple(self._hazards.most_common()),
             exercised=self.coverage.all(),
+            combinations=combinations,
         )

@@ -81,6 +81,12 @@ def cli() -> None:
 @click.option("--source", multiple=True, metavar="PROJECT=DIR", help=SOURCE_HELP)
 @click.option("--op", help="What a file target is, where its parameters leave that open.")
 @click.option("--keep-going/--stop", default=None, help="Go on after a finding.  [default: --stop]")
+@click.option(
+    "--until-coverage",
+    is_flag=True,
+    default=None,
+    help="End when every combination of three levels was shown; 4 where the budget ends first.",
+)
 @click.option("--case-timeout", metavar="30s", help="When a case hangs.  [default: 30s]")
 def run(
     target: str,
@@ -94,6 +100,7 @@ def run(
     source: tuple[str, ...],
     op: str | None,
     keep_going: bool | None,
+    until_coverage: bool | None,
     case_timeout: str | None,
 ) -> int:
     """Fuzz TARGET until its first finding, or until the budget ends.
@@ -113,6 +120,7 @@ def run(
         "out": out,
         "op": op,
         "keep_going": keep_going,
+        "until_coverage": until_coverage,
         "case_timeout": case_timeout,
     }
     return run_campaign(target, flags, source, folder=Path())
@@ -150,6 +158,44 @@ def replay(
     del bisect
     options = ReplayOptions(target, source, lane or "", arch, case_timeout)
     return replay_seeds(seeds, options, folder=Path())
+
+
+@cli.group()
+def seeds() -> None:
+    """Work on saved seeds."""
+
+
+@seeds.command()
+@click.argument("names", nargs=-1, required=True, metavar="SEED...")
+@click.option("--target", default="", help="Reduce on this target instead of the seed's.")
+@click.option("--source", multiple=True, metavar="PROJECT=DIR", help=SOURCE_HELP)
+@click.option("--lane", type=click.Choice(LANES), help="Instead of the seed's lane.")
+@click.option("--arch", default="", metavar="GFX", help="Instead of the seed's arch.")
+@click.option("--case-timeout", default="60s", metavar="60s", help="When a case hangs.")
+@click.option(
+    "--budget", default="60s", metavar="60s|5m|2h", show_default=True, help="How long, each seed."
+)
+@click.option("--out", default="", metavar="DIR", help="Where to write.  [default: by the seed]")
+def minimize(
+    names: tuple[str, ...],
+    target: str,
+    source: tuple[str, ...],
+    lane: str | None,
+    arch: str,
+    case_timeout: str,
+    budget: str,
+    out: str,
+) -> int:
+    """Write a smaller seed beside each SEED that fails in the same way; `-` reads stdin.
+
+    SEED itself stays as it is. Ends with 0 where every seed is minimised or was minimal, with 4
+    where one does not fail any more or its target is absent.
+    """
+    from kvfuzz.front.minimizing import minimize_seeds
+    from kvfuzz.front.replaying import ReplayOptions
+
+    options = ReplayOptions(target, source, lane or "", arch, case_timeout)
+    return minimize_seeds(names, options, budget=budget, out=out, folder=Path())
 
 
 @cli.command()

@@ -27,6 +27,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_d
     source: dict[str, str] = {}
     op: str = ""
     keep_going: bool = False
+    until_coverage: bool = False
     case_timeout: str = "30s"
 
 

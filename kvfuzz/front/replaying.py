@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,38 +51,52 @@ def worst(codes: Sequence[int]) -> Exit:
     return next((code for code in PRECEDENCE if code in codes), Exit.CLEAN)
 
 
-def replay_seeds(names: Sequence[str], options: ReplayOptions, *, folder: Path) -> Exit:
-    """Replay each seed and report it.
+def over_seeds(command: str, names: Sequence[str], act: Callable[[str, Seed], Exit]) -> Exit:
+    """Do something with each seed; `act` takes its name and the seed, and prints.
 
-    Every seed is read before the first one runs. Raises UsageError, which ends the command.
+    Every seed is read before the first one runs. Raises UsageError, which ends the command; of
+    other errors each is said with its seed, and the next one goes on.
     """
     if names.count(STDIN) > 1:
-        raise UsageError("replay - -: stdin holds one seed")
-    timeout = parse_duration(options.case_timeout, name="--case-timeout")
-    configured = checked_sources(load_config(folder).source, relative_to=folder)
-    sources = configured | parse_sources(options.source)
+        raise UsageError(f"{command} {STDIN} {STDIN}: stdin holds one seed")
     codes = []
     for index, (name, seed) in enumerate([(name, read(name)) for name in names]):
         if index:
             print()
         try:
-            replayed = replay(
-                seed,
-                target=options.target,
-                sources=sources,
-                lane=options.lane,
-                arch=options.arch,
-                case_timeout_s=timeout,
-            )
+            codes.append(act(name, seed))
         except UsageError:
             raise
         except KvfuzzError as error:
             complain(type(error)(f"seed {name}: {error}"))
             codes.append(error.exit_code)
-            continue
-        codes.append(replayed.exit_code)
-        print("\n".join(_lines(replayed, name, options)), flush=True)
     return worst(codes)
+
+
+def sources_of(options: ReplayOptions, *, folder: Path) -> dict[str, str]:
+    """The source trees of the configuration of `folder`, those of the options over them."""
+    configured = checked_sources(load_config(folder).source, relative_to=folder)
+    return configured | parse_sources(options.source)
+
+
+def replay_seeds(names: Sequence[str], options: ReplayOptions, *, folder: Path) -> Exit:
+    """Replay each seed and report it. Raises as `over_seeds` does."""
+    timeout = parse_duration(options.case_timeout, name="--case-timeout")
+    sources = sources_of(options, folder=folder)
+
+    def act(name: str, seed: Seed) -> Exit:
+        replayed = replay(
+            seed,
+            target=options.target,
+            sources=sources,
+            lane=options.lane,
+            arch=options.arch,
+            case_timeout_s=timeout,
+        )
+        print("\n".join(_lines(replayed, name, options)), flush=True)
+        return replayed.exit_code
+
+    return over_seeds("replay", names, act)
 
 
 def _lines(replayed: Replayed, name: str, options: ReplayOptions) -> list[str]:

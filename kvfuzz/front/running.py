@@ -32,6 +32,7 @@ def campaign_options(
         lane=wanted.lane,
         arch=wanted.arch,
         keep_going=wanted.keep_going,
+        until_coverage=wanted.until_coverage,
         case_timeout_s=parse_duration(wanted.case_timeout, name="--case-timeout"),
         command=command,
     )

@@ -6,27 +6,21 @@ what did not reach the target.
 """
 
 import difflib
-import itertools
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from kvfuzz.errors import UsageError
+from kvfuzz.model import tokens
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FloatFill, IntegerFill, TieFill
 from kvfuzz.model.layout import LAYOUTS, ORDERS, Field
-from kvfuzz.model.round_trip import touched
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128, 544, 784)
 """544 and 784 are what vLLM chooses for Qwen3-Next and Qwen3.5 (page-size unification)."""
 HEAD_SIZES = (8, 16, 32, 64, 80, 96, 128, 192, 256, 576)
 HEAD_COUNTS = (1, 2, 3, 4, 8)
-
-REACH = 1 << 31
-REACHES = ("near", "past_2g_bytes", "past_2g_elements")
-"""How far from the start of K the batch's blocks lie: a signed 32-bit byte offset reaches them, a
-32-bit element index does, or neither does."""
 
 Levels = tuple[str, ...]
 
@@ -87,32 +81,6 @@ def _dense(case: Case) -> str:
     return "dense"
 
 
-def _touched(case: Case) -> list[int]:
-    return touched(case, case.steps[0])
-
-
-def _blocks_used(case: Case) -> str:
-    used = len({slot // case.geometry.block_size for slot in _touched(case)})
-    return "1" if used < 2 else "2+"
-
-
-def _block_ids(case: Case) -> str:
-    order = list(dict.fromkeys(slot // case.geometry.block_size for slot in _touched(case)))
-    if order == list(range(len(order))):
-        return "identity"
-    steps = {after - before for before, after in itertools.pairwise(order)}
-    return "adjacent" if steps <= {1} else "shuffled"
-
-
-def _reach(case: Case) -> str:
-    k = _k(case)
-    block = max(_touched(case), default=0) // case.geometry.block_size
-    far = block * _strides(k)["block"]
-    if far < REACH:
-        return "near"
-    return "past_2g_bytes" if far // itemsize(k.dtype) < REACH else "past_2g_elements"
-
-
 def _scale_kind(case: Case) -> str:
     kinds = set()
     for name in ("k_scale", "v_scale"):
@@ -123,18 +91,6 @@ def _scale_kind(case: Case) -> str:
     if not DTYPES[_k(case).dtype].is_fp8:
         return "none"
     return next(kind for kind in ("general", "power_of_two", "unit") if kind in kinds)
-
-
-def _first_offset(case: Case) -> str:
-    touched = _touched(case)
-    return "inside" if touched and touched[0] % case.geometry.block_size else "edge"
-
-
-def _padding(case: Case) -> str:
-    step = case.steps[0]
-    if step.op != "reshape_and_cache":
-        return "none"
-    return "some" if min(case.integers(step, "slot_mapping")) < 0 else "none"
 
 
 def _values(case: Case) -> str:
@@ -176,11 +132,15 @@ AXES: tuple[Axis, ...] = (
     ),
     Axis("scale", ("none", "unit", "power_of_two", "general"), _scale_kind),
     Axis("strides", ("dense", "not_dense"), _dense),
-    Axis("blocks_used", ("1", "2+"), _blocks_used),
-    Axis("block_ids", ("identity", "adjacent", "shuffled"), _block_ids),
-    Axis("reach", REACHES, _reach),
-    Axis("first_offset", ("edge", "inside"), _first_offset),
-    Axis("padding", ("none", "some"), _padding, {"gather_cache": ("none",)}),
+    Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
+    Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
+    Axis("reach", tokens.REACHES, tokens.reach),
+    Axis("first_offset", ("edge", "inside"), tokens.first_offset),
+    Axis("last_offset", ("edge", "first", "inside"), tokens.last_offset),
+    Axis("sequences", ("1", "2", "3"), tokens.sequences, {"reshape_and_cache": ("1",)}),
+    Axis("start_block", ("first", "later"), tokens.start_block, {"reshape_and_cache": ("first",)}),
+    Axis("table", ("tight", "wide"), tokens.table, {"reshape_and_cache": ("tight",)}),
+    Axis("padding", ("none", "some"), tokens.padding, {"gather_cache": ("none",)}),
     Axis("rows", ("dense", "gapped"), _rows, {"gather_cache": ("dense",)}),
     Axis("values", ("bytes", "spread", "ties"), _values, {"gather_cache": ("bytes",)}),
 )

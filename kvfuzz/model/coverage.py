@@ -35,13 +35,17 @@ class Coverage:
         self._seen: dict[Site, set[str]] = {}
         self._possible: dict[Site, tuple[str, ...]] = {}
 
-    def add(self, exercised: Iterable[Exercised]) -> None:
-        """Add what a case has exercised."""
+    def add(self, exercised: Iterable[Exercised]) -> bool:
+        """Add what a case has exercised; returns whether any outcome is new."""
+        news = False
         for each in exercised:
-            self._seen.setdefault(each.site, set()).update(each.seen)
+            seen = self._seen.setdefault(each.site, set())
+            news |= not seen.issuperset(each.seen)
+            seen.update(each.seen)
             known = self._possible.get(each.site, ())
             new = [*each.seen, *each.missing]
             self._possible[each.site] = (*known, *[o for o in new if o not in known])
+        return news
 
     def all(self) -> tuple[Exercised, ...]:
         """Every site in the order of the source."""

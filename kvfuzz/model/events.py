@@ -5,6 +5,7 @@ Events are tagged in JSON by their type, one object a line in OUT/events.ndjson.
 
 import msgspec
 
+from kvfuzz.model.axes import Levels
 from kvfuzz.model.coverage import Exercised
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.target import TargetInfo
@@ -27,7 +28,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """How far a campaign is; `phase` is seeds, random or shrink."""
+    """How far a campaign is; `phase` is seeds, boundary, covering, random, shrink or extent."""
 
     phase: str
     cases: int
@@ -43,12 +44,24 @@ class Found(msgspec.Struct, frozen=True, tag=True):
     replay: str
     shrunk_from_bytes: int
     """Bytes of all buffers of the case that failed first."""
+    extent: dict[str, Levels] = {}
+    """By axis: the levels under which it shows when one axis is changed; empty where not tried."""
 
 
 class Note(msgspec.Struct, frozen=True, tag=True):
     """Something that the user should know and that stops nothing."""
 
     message: str
+
+
+class Combinations(msgspec.Struct, frozen=True):
+    """Combinations of three levels of three axes that cases of the target can show."""
+
+    shown: int = 0
+    open: int = 0
+    """Not shown, and not known to be impossible."""
+    given_up: int = 0
+    """Drawn for several times, and never shown by a case that was decided."""
 
 
 class Summary(msgspec.Struct, frozen=True, tag=True):
@@ -72,6 +85,7 @@ class Summary(msgspec.Struct, frozen=True, tag=True):
     hazards: tuple[tuple[Hazard, int], ...]
     exercised: tuple[Exercised, ...] = ()
     """What of the kernels' source ran; empty where the lane does not see it."""
+    combinations: Combinations = Combinations()
 
 
 Event = Started | Progress | Found | Note | Summary

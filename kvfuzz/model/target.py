@@ -28,6 +28,17 @@ class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
 
 
+class DeadBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a target asks of bytes that no result may depend on; `source` says where.
+
+    `nan`: nothing, they may hold anything. `finite`: that they decode to finite numbers, since it
+    multiplies them by zero.
+    """
+
+    may_hold: Literal["nan", "finite"] = "nan"
+    source: str = ""
+
+
 class TargetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the user asked for: a target, source trees by project, the op where ambiguous."""
 
@@ -47,3 +58,10 @@ class TargetInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name of the target that executes the inverse op in a round trip; empty where none does."""
     content: str
     """First 16 hex digits of the SHA-256 of the source file under test."""
+    dead: DeadBytes = DeadBytes()
+    batch_invariant: bool = True
+    """Whether a token's bytes are promised to be the same in every batch.
+
+    An op that copies or converts token by token has no reason to differ, so that silence promises.
+    A target that adds up in an order that its batch decides says False.
+    """

@@ -19,13 +19,20 @@ PROPERTY_NAMES: tuple[str, ...] = (
     "immutable",
     "bounds",
     "no_race",
+    "dead_bytes",
     "roundtrip",
     "determinism",
+    "size1_stride",
+    "scale_homogeneity",
+    "layout_equivariance",
+    "block_permutation",
+    "batch_invariance",
 )
 """Every property, in the order in which a finding is named after them.
 
 A lossy integer is the cause of what follows; a race is as often as not the consequence of a wrong
-stride, whose byte says more.
+stride, whose byte says more. What relates two cases comes after what judges one, and after
+`determinism`, without which no relation means anything.
 """
 
 Outcome = Literal["passed", "failed", "not_checked"]
@@ -56,6 +63,8 @@ class Violation(msgspec.Struct, frozen=True):
     """Whose byte was found at `place`."""
     traced: bool = False
     """Whether the lane recorded where bytes came from; if so, no origin means nobody's byte."""
+    fields: tuple[str, ...] = ()
+    """The fields with wrong bytes, the one of `place` first; of very many bytes, some are asked."""
 
 
 class PropertyResult(msgspec.Struct, frozen=True):

@@ -42,35 +42,26 @@ GOALS = {"untracked_to_numpy": 2.5, "tracked_to_untracked": 2.0}
 
 def gate_case(scenes: int) -> dict[str, Any]:
     """The median scene of both ops, drawn as a campaign does."""
-    from kvfuzz.engine.explore import Deadline, Exploration
-    from kvfuzz.engine.findings import size_of
     from kvfuzz.kernels.resolve import resolve
-    from kvfuzz.model.lower import lower
     from kvfuzz.model.target import TargetSpec
-    from kvfuzz.strategies import scenes as scenes_of
+    from kvfuzz.strategies import drawn_scene, space
+    from kvfuzz.strategies.choices import Drawn
 
     drawn: list[tuple[int, int, int]] = []
-
-    def collect(scene: Any) -> bool:
-        case = lower(scene)
-        step = next(each for each in case.steps if each.op == scene.op)
-        tokens = "token_to_batch" if scene.op == "gather_cache" else "slot_mapping"
-        rows = case.tensor(step.tensors[tokens]).shape[0]
-        _, heads, head_size = case.tensor(step.tensors["key"]).shape
-        drawn.append((rows * heads, heads, head_size))
-        return False
-
     for op in ("gather_cache", "reshape_and_cache"):
-        domain = resolve(TargetSpec(f"builtin:{op}")).info.domain
-        exploration = Exploration(scenes_of(op, domain), collect, random_seed=5, size_of=size_of)
-        exploration.next_failure(Deadline(600, scenes), shrink_s=0)
+        within = space(op, resolve(TargetSpec(f"builtin:{op}")).info.domain)
+        for seed in range(scenes):
+            scene = drawn_scene(Drawn(seed), within)
+            page = scene.attention.geometry
+            programs = scene.batch.num_rows * page.num_kv_heads
+            drawn.append((programs, page.num_kv_heads, page.head_size))
     programs, heads, head_size = (int(statistics.median(each)) for each in zip(*drawn, strict=True))
     return {
         "programs": programs,
         "num_kv_heads": heads,
         "head_size": head_size,
         "how": f"medians over {len(drawn)} scenes, {scenes} each of builtin:gather_cache and "
-        "builtin:reshape_and_cache, drawn from their whole domains with random seed 5; "
+        "builtin:reshape_and_cache, drawn from their whole domains; "
         "a program is a row times a head",
     }
 

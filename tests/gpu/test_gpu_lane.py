@@ -2,14 +2,13 @@
 
 import pytest
 
-from kvfuzz.engine.explore import Deadline, Exploration
-from kvfuzz.engine.findings import size_of
 from kvfuzz.engine.pool import Worker
 from kvfuzz.engine.worker.entry import WorkerConfig
 from kvfuzz.errors import Exit
 from kvfuzz.model.lower import lower
 from kvfuzz.model.target import TargetSpec
-from kvfuzz.strategies import scenes
+from kvfuzz.strategies import drawn_scene, space
+from kvfuzz.strategies.choices import Drawn
 
 pytestmark = pytest.mark.gpu
 
@@ -25,16 +24,8 @@ def _needs_a_gpu():
 
 
 def _drawn(op, domain, count):
-    cases = []
-
-    def collect(scene):
-        cases.append(lower(scene))
-        return False
-
-    Exploration(scenes(op, domain), collect, random_seed=5, size_of=size_of).next_failure(
-        Deadline(600, count), shrink_s=0
-    )
-    return cases
+    within = space(op, domain)
+    return [lower(drawn_scene(Drawn(seed), within)) for seed in range(count)]
 
 
 @pytest.mark.parametrize("op", OPS)

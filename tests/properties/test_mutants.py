@@ -2,11 +2,9 @@
 
 import pytest
 
-from kvfuzz.engine.explore import Deadline, Exploration
+from kvfuzz.engine.explore import Deadline, Exploration, Trial
 from kvfuzz.engine.findings import size_of
 from kvfuzz.kernels.mutants.patches import mutants
-from kvfuzz.model.lower import lower
-from kvfuzz.strategies import scenes
 
 CATCHABLE = [mutant for mutant in mutants() if not mutant.survives]
 SURVIVORS = [mutant for mutant in mutants() if mutant.survives]
@@ -18,11 +16,11 @@ def test_a_mutant_is_caught_by_the_property_it_names(judge, mutant):
     judged = judge(f"mutant:{mutant.name}")
     domain = judged.target.info.domain
 
-    def caught(scene):
-        failed = judged.verdict(lower(scene)).failed
-        return mutant.caught_by in {result.name for result in failed}
+    def caught(case, _):
+        failed = judged.verdict(case).failed
+        return Trial(mutant.caught_by in {result.name for result in failed})
 
-    search = Exploration(scenes(mutant.patches, domain), caught, random_seed=0, size_of=size_of)
+    search = Exploration(mutant.patches, domain, caught, random_seed=0, size_of=size_of)
     found = search.next_failure(Deadline(600, MOST_CASES), shrink_s=0)
     assert found is not None, f"not caught by {mutant.caught_by} in {MOST_CASES} cases"
 
@@ -32,12 +30,12 @@ def test_a_mutant_that_survives_does_and_says_why(judge, mutant):
     judged = judge(f"mutant:{mutant.name}")
     failed = []
 
-    def caught(scene):
-        failed.extend(judged.verdict(lower(scene)).failed)
-        return bool(failed)
+    def caught(case, _):
+        failed.extend(judged.verdict(case).failed)
+        return Trial(bool(failed))
 
     domain = judged.target.info.domain
-    search = Exploration(scenes(mutant.patches, domain), caught, random_seed=0, size_of=size_of)
+    search = Exploration(mutant.patches, domain, caught, random_seed=0, size_of=size_of)
     assert search.next_failure(Deadline(600, 100), shrink_s=0) is None, "drop its `survives`"
     assert len(mutant.survives) > 20
 

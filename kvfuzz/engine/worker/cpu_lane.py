@@ -6,6 +6,7 @@ cannot leave the storage of a tensor, which is exactly the allocation.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from kvfuzz.cpu import Access, CpuLane, OutOfAddressesError, UnsupportedOp
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.reserve import PAGE_SHIFT, nonzero_in, resident_pages
 from kvfuzz.engine.worker.lanes import Manner, Seen
+from kvfuzz.engine.worker.torch_use import TorchUse
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.model.coverage import Exercised, Site
 from kvfuzz.model.held import Held
@@ -36,6 +38,7 @@ class CheckedCpuLane:
         self._kept: dict[str, Held] = {}
         self._shown: dict[Site, tuple[set[str], set[str]]] = {}
         """By site: the outcomes that were reported as seen, and as possible."""
+        self._buffers: list[Tensor] = []
         self._access: Access | None = None
 
     def allocate(self, name: str, data: Tensor, kept: Held) -> Tensor:
@@ -50,6 +53,7 @@ class CheckedCpuLane:
         for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
             buffer[start:stop] = data[first : first + stop - start]
         self._kept[name] = kept
+        self._buffers.append(buffer)
         return buffer
 
     def guard(self, name: str) -> Tensor:
@@ -76,29 +80,41 @@ class CheckedCpuLane:
         error: BaseException | None = None
         with self._lane.observe(trace_origins=manner.origins, readers=manner.readers) as access:
             self._access = access
+            use = TorchUse(self._buffers)
             try:
-                call()
+                with use:
+                    call()
             except BaseException as raised:  # sys.exit in a target is no end of the worker
                 error = raised
-            return self._seen(access, error, manner.origins)
+            return self._seen(access, error, manner.origins, tuple(use.ops))
 
     def release(self) -> None:
         """Forget every buffer."""
         self._lane.release_all()
         self._kept.clear()
+        self._buffers.clear()
         self._access = None
 
     def close(self) -> None:
         """Give Triton its own backend back; only tests outlive a lane."""
         self._lane.deactivate()
 
-    def _seen(self, access: Access, error: BaseException | None, origins: bool) -> Seen:
+    def _seen(
+        self,
+        access: Access,
+        error: BaseException | None,
+        origins: bool,
+        torch_ops: tuple[str, ...],
+    ) -> Seen:
         launches = tuple(
             Launch(each.kernel, each.grid, _texts(each.constexprs), _texts(each.options))
             for each in access.launches
         )
         return Seen(
-            written={name: self._written(access, name) for name in self._kept},
+            written={name: self._marked(access, name, "write") for name in self._kept},
+            read={name: self._marked(access, name, "read") for name in self._kept},
+            read_outside=self._read_outside(access),
+            torch_ops=torch_ops,
             strays=_strays(access),
             launches=launches,
             overflows=_overflows(access),
@@ -111,14 +127,26 @@ class CheckedCpuLane:
             unsupported=isinstance(error, UnsupportedOp | OutOfAddressesError),
         )
 
-    def _written(self, access: Access, name: str) -> Tensor:
+    def _marked(self, access: Access, name: str, kind: Literal["read", "write"]) -> Tensor:
+        """The held bytes of a buffer that kernels read or wrote; bool `[kept.size]`."""
         kept = self._kept[name]
         if name not in access.names:
             return torch.zeros(kept.size, dtype=torch.bool)
-        written = torch.from_numpy(access.written(name))
+        marked = torch.from_numpy(access.read(name) if kind == "read" else access.written(name))
         if kept.is_whole:
-            return written
-        return torch.cat([written[start:stop] for start, stop in kept.spans])
+            return marked
+        return torch.cat([marked[start:stop] for start, stop in kept.spans])
+
+    def _read_outside(self, access: Access) -> dict[str, int]:
+        """By buffer, the first byte that a kernel read although it is not held."""
+        first = {}
+        for name, kept in self._kept.items():
+            if not kept.is_whole and name in access.names:
+                read = access.bytes_of(name, "read")
+                far = read[_outside(kept, read, 1)]
+                if len(far):
+                    first[name] = int(far[0])
+        return first
 
     def _exercised(self, programs: set[Program]) -> tuple[Exercised, ...]:
         """What no specialisation of a kernel has shown before, or was not known to be possible."""

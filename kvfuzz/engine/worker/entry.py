@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvfuzz.model.axes import Levels
 from kvfuzz.model.case import Case
 from kvfuzz.model.target import TargetInfo, TargetSpec
 
@@ -26,6 +27,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     target: TargetSpec
     lane: str
     arch: str
+    where: dict[str, Levels] = {}
+    """The levels that a campaign keeps to; a property runs no case outside them either."""
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -77,7 +80,7 @@ def _judge(config: bytes) -> "Judge":
     if target.info.partner:
         spec = msgspec.structs.replace(wanted.target, name=target.info.partner, op="")
         partner = resolve(spec, arch=lane.arch)
-    judge = Judge(target, partner, lane)
+    judge = Judge(target, partner, lane, wanted.where)
     # What was imported stays: a collection that walks it costs as much as a dozen cases. Compiling
     # makes many objects and few cycles, so that the young ones need no look every 700.
     gc.collect()

@@ -8,6 +8,7 @@ from torch import Tensor
 from kvfuzz.engine.worker.fill import filled
 from kvfuzz.engine.worker.lanes import GUARD_BYTES, GUARD_VALUE, Lane, Manner, Seen
 from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.model.axes import Domain
 from kvfuzz.model.case import Case, Step, TensorView
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.held import Held, held
@@ -29,6 +30,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 
 PLAIN = Manner()
+EVERYTHING = Domain()
 
 
 def view(buffer: Tensor, of: TensorView) -> Tensor:
@@ -47,11 +49,12 @@ def execute(
     *,
     filled_before: Mapping[str, Tensor] | None = None,
     manner: Manner = PLAIN,
+    where: Domain = EVERYTHING,
 ) -> tuple[Run, Seen]:
     """Run every step of `case`; `adapters` maps a step's `by` to who executes it.
 
-    `filled_before` are images of buffers that an earlier run of the case, or of a variant with
-    the same buffers, has computed already; they are read only.
+    `filled_before` are the bytes that buffers hold first instead of their fills: those of a
+    variant, or what an earlier run with the same buffers has computed already. They are read only.
     """
     known = filled_before or {}
     before = {
@@ -81,10 +84,14 @@ def execute(
     error, refused, unsupported = _classified(seen, [adapter for adapter, _, _ in calls])
     run = Run(
         case=case,
+        target=adapters["target"].info,
         quantise=quantise,
+        where=where,
         before=before,
         after=after,
         written=seen.written,
+        read=seen.read,
+        torch_ops=seen.torch_ops,
         strays=seen.strays,
         launches=seen.launches,
         overflows=seen.overflows,
@@ -92,6 +99,7 @@ def execute(
         crossed=seen.crossed,
         synchronising=seen.synchronising,
         outside={name: at for name, at in outside.items() if at is not None},
+        read_outside=seen.read_outside,
         guards_broken=broken,
         error=error,
         refused=refused,

@@ -1,6 +1,7 @@
 """Judge a case: run its distinct variants once each, ask every property, explain what failed."""
 
 import hashlib
+from collections.abc import Mapping
 
 import msgspec
 import torch
@@ -10,7 +11,7 @@ from kvfuzz.engine.worker.execute import execute
 from kvfuzz.engine.worker.lanes import Lane, Manner, Seen
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter
-from kvfuzz.model.axes import facts
+from kvfuzz.model.axes import Domain, Levels, facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.held import held
 from kvfuzz.model.target import Quantise
@@ -22,15 +23,22 @@ from kvfuzz.oracles.table import PROPERTIES
 
 
 class Judge:
-    """One target with its partner on one lane."""
+    """One target with its partner on one lane; `where` is what its domain is narrowed to."""
 
-    def __init__(self, target: Adapter, partner: Adapter | None, lane: Lane) -> None:
+    def __init__(
+        self,
+        target: Adapter,
+        partner: Adapter | None,
+        lane: Lane,
+        where: Mapping[str, Levels] | None = None,
+    ) -> None:
         self.target = target
         self._adapters: dict[str, Adapter] = {"target": target}
         if partner is not None:
             self._adapters["partner"] = partner
         self._partner = partner
         self.lane = lane
+        self._where = Domain(allowed=dict(where or {}), source="--where")
         writers = [each for each in self._adapters.values() if each.info.op == "reshape_and_cache"]
         self._quantise = writers[0].info.quantise if writers else Quantise()
 
@@ -84,13 +92,15 @@ class Judge:
     def _run(
         self, variant: Variant, *, base: Run | None = None, origins: bool = False
     ) -> tuple[Run, Seen]:
+        unchanged = _unchanged_buffers(base, variant.case) if base else {}
         return execute(
             variant.case,
             self._adapters,
             self.lane,
             self._quantise,
-            filled_before=_unchanged_buffers(base, variant.case) if base else None,
+            filled_before={**unchanged, **variant.images},
             manner=Manner(variant.poison, variant.readers, variant.order, origins),
+            where=self._where,
         )
 
     def _result(self, each: Property, case: Case, runs: dict[str, Run]) -> PropertyResult:
@@ -99,7 +109,10 @@ class Judge:
             return PropertyResult(each.name, "not_checked", "the target raised")
         if each.name == "roundtrip" and (reason := self._no_round_trip(case)):
             return PropertyResult(each.name, "not_checked", reason)
-        for name, variant in each.variants(base).items():
+        wanted = each.variants(base)
+        if isinstance(wanted, NotChecked):
+            return PropertyResult(each.name, "not_checked", wanted.reason)
+        for name, variant in wanted.items():
             if name not in runs:
                 try:
                     runs[name], _ = self._run(variant, base=base)

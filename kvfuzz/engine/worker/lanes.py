@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -32,18 +32,19 @@ CHUNK = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a lane recorded of one call; `written` is None where it records no accesses.
-
-    Masks have an entry per held byte of a buffer."""
+    """What a lane recorded of one call, as in `Run`; `written` and `read` are None where it records
+    no accesses."""
 
     written: dict[str, Tensor] | None = None
+    read: dict[str, Tensor] | None = None
+    read_outside: dict[str, int] = field(default_factory=dict)
+    torch_ops: tuple[str, ...] = ()
     strays: tuple[Stray, ...] = ()
     launches: tuple[Launch, ...] = ()
     overflows: tuple[Overflow, ...] = ()
     races: tuple[Race, ...] = ()
     crossed: tuple[str, ...] = ()
     synchronising: tuple[str, ...] = ()
-    """As in `Run`."""
     exercised: Callable[[], tuple[Exercised, ...]] = tuple
     """Tells the sites of these kernels' source that showed an outcome for the first time, up to
     now, on this lane. What is never asked for is told by a later run."""

@@ -2,8 +2,8 @@
 
 import importlib.util
 import inspect
+import itertools
 import json
-import math
 import os
 import subprocess
 import sys
@@ -15,12 +15,11 @@ import pytest
 from triton.runtime import interpreter
 
 import kvfuzz
-from kvfuzz.engine.explore import Deadline, Exploration
-from kvfuzz.engine.findings import size_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.lower import lower
-from kvfuzz.strategies import scenes
+from kvfuzz.strategies import drawn_scene, space
+from kvfuzz.strategies.choices import Drawn
 
 HERE = Path(__file__).parent
 OPS = ("gather_cache", "reshape_and_cache")
@@ -48,31 +47,22 @@ def in_a_child(script, *arguments):
 
 def drawn(op, count, random_seed):
     """Cases of `op` that copy, or that read fp8 as fp32: neither rounds."""
-    cases = []
-
-    def collect(scene):
-        cache, model = (DTYPES[each] for each in (scene.attention.cache_dtype, scene.model_dtype))
-        if cache.is_fp8 and (op != "gather_cache" or model.name != "fp32"):
-            return None
-        if cache.name.endswith("fnuz") and not HAS_FNUZ:
-            return None
-        case = lower(scene)
-        step = case.steps[0]
-        rows, heads, _ = case.tensor(step.tensors["key"]).shape
-        if rows * heads > MOST_PROGRAMS:
-            return None
-        cases.append(case)
-        return False
-
-    copies = ("fp32", "bf16", "fp16")
     allowed = {"reach": ("near",)}  # the interpreter has no uncommitted memory
     if op == "reshape_and_cache":
-        allowed["cache_dtype"] = copies
+        allowed["cache_dtype"] = ("fp32", "bf16", "fp16")
     domain = Domain(allowed=allowed, source="formats that are copied or widened")
-    Exploration(scenes(op, domain), collect, random_seed=random_seed, size_of=size_of).next_failure(
-        Deadline(math.inf, count), shrink_s=0
-    )
-    return cases
+    within = space(op, domain)
+    scenes = (drawn_scene(Drawn((random_seed << 32) + n), within) for n in itertools.count())
+    return list(itertools.islice((lower(each) for each in scenes if _fits(op, each)), count))
+
+
+def _fits(op, scene):
+    cache, model = (DTYPES[each] for each in (scene.attention.cache_dtype, scene.model_dtype))
+    if cache.is_fp8 and (op != "gather_cache" or model.name != "fp32"):
+        return False
+    if cache.name.endswith("fnuz") and not HAS_FNUZ:
+        return False
+    return scene.batch.num_rows * scene.attention.geometry.num_kv_heads <= MOST_PROGRAMS
 
 
 def check(lane, tmp_path, op, count, random_seed):

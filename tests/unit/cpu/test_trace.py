@@ -138,3 +138,15 @@ def test_every_op_runs_the_same_while_origins_are_traced(lane, buffer, capfd):
     assert torch.equal(plain, traced)
     first, second = capfd.readouterr().err.splitlines()
     assert first == second
+
+
+def test_origins_are_known_after_more_allocations_than_an_origin_has_numbers_for(lane):
+    for _ in range(1 << 13):
+        for name in ("src", "table", "scale", "out"):
+            lane.allocate(name, 16)
+        lane.release_all()
+    src, table, scale, out = (lane.allocate(name, 64) for name in ("src", "table", "scale", "out"))
+    with lane.observe(trace_origins=True) as access:
+        gather[(1,)](src, table.view(torch.int32), scale, out, SCALED=False, BLOCK=8)
+    number, byte = access.origin_of("out", 3)
+    assert (access.allocation_name(number), byte) == ("src", 3)

@@ -30,7 +30,7 @@ MAY_IMPORT = {
 }
 OUTSIDE = {
     "model": {"msgspec"},
-    "strategies": {"msgspec", "hypothesis"},
+    "strategies": {"msgspec", "numpy", "hypothesis"},
     "reports": {"msgspec", "rich"},
     "oracles": {"msgspec", "torch"},
     "kernels": {"msgspec", "torch", "triton", "conch"},

@@ -45,10 +45,10 @@ def test_mutant_names_are_unique():
     assert len({mutant.name for mutant in mutants()}) == len(mutants())
 
 
-def test_every_property_of_a_single_run_has_a_mutant():
+def test_every_property_has_a_mutant():
+    """But for those that need more than one line: an exception, a memory, a partner."""
     caught_by = {mutant.caught_by for mutant in mutants() if not mutant.survives}
-    expected = {"no_overflow", "no_race", "oracle", "complete", "frame", "immutable", "bounds"}
-    assert caught_by == expected
+    assert caught_by == set(PROPERTY_NAMES) - {"crash", "determinism", "roundtrip"}
 
 
 def test_a_patch_whose_line_is_gone_is_refused():

@@ -1,0 +1,155 @@
+"""What is known: by which failures, under which levels and with which mark a finding shows.
+
+Several bugs in one kernel must not hide each other, and one bug is to be reported once. A failing
+case has *symptoms*: the properties that failed, each on a side, key or value. A finding *explains*
+a case that has its symptoms under levels under which it was seen to fail; what nothing explains is
+hunted and shrunk. Then the *mark* of its smallest case decides: the path of the kernel, and what
+was found in place of the right element. A mark that is known already is the same bug, which shows
+under more levels than was known. What is known is frozen while the next failure is hunted.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from kvfuzz.model.axes import Levels
+from kvfuzz.model.case import Case
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.round_trip import touched
+from kvfuzz.model.verdict import Place, PropertyResult, Verdict, Violation
+
+CAUSES = ("crash", "no_overflow")
+"""What else fails beside one of these is its consequence."""
+RELATIONS = (
+    "roundtrip",
+    "dead_bytes",
+    "layout_equivariance",
+    "block_permutation",
+    "size1_stride",
+    "scale_homogeneity",
+    "batch_invariance",
+    "determinism",
+    "no_race",
+)
+"""Properties that relate runs or accesses: where bytes are wrong, they say nothing more."""
+
+
+class Symptom(msgspec.Struct, frozen=True, order=True):
+    """A property that failed, and on which side.
+
+    The side is that of the wrong bytes, key or value, or empty; of a crash it is how it ended.
+    """
+
+    property: str
+    side: str
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What makes two smallest cases the same finding."""
+
+    property: str
+    sides: tuple[str, ...]
+    path: str
+    """A kernel has one path for strided pages and one for each packed order."""
+    converts: bool
+    instead: tuple[str, ...]
+    """In what the element that was found differs from the right one; empty where that is unknown
+    or nobody's, `value` where it is the right one with a wrong value."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A finding: all symptoms of its smallest cases, their mark, and by case where it shows."""
+
+    mark: Mark
+    symptoms: frozenset[Symptom]
+    extents: tuple[dict[str, Levels], ...]
+    """The levels of each axis; an absent axis has any."""
+
+    def explains(self, symptom: Symptom, facts: Mapping[str, str]) -> bool:
+        """Whether a case with these facts may fail like this for what is known already."""
+        return symptom in self.symptoms and any(
+            all(facts[axis] in levels for axis, levels in extent.items()) for extent in self.extents
+        )
+
+    def wider(self, symptoms: Iterable[Symptom], extent: dict[str, Levels]) -> "Known":
+        """This finding, seen in one more smallest case."""
+        return Known(self.mark, self.symptoms.union(symptoms), (*self.extents, extent))
+
+
+def mark_of(case: Case, symptom: Symptom, verdict: Verdict) -> Mark:
+    """The mark of a smallest case that failed with `symptom`; `verdict` is an explained one."""
+    violation = next(each.violation for each in verdict.failed if each.name == symptom.property)
+    sides = [each.side for each in symptoms(verdict) if each.property == symptom.property]
+    return Mark(
+        symptom.property,
+        tuple(sides),
+        *path_of(case),
+        _instead(case, violation) if violation else (),
+    )
+
+
+def path_of(case: Case) -> tuple[str, bool]:
+    """The path of a kernel that a case takes, and whether elements are converted on it."""
+    layer = case.scene.attention
+    strided = layer.order in ("nhd", "hnd")
+    return "strided" if strided else layer.order, DTYPES[layer.cache_dtype].is_fp8
+
+
+def _instead(case: Case, violation: Violation) -> tuple[str, ...]:
+    place, origin = violation.place, violation.origin
+    if place is None or origin is None or not (place.field and origin.field):
+        return ()
+    different = [axis for axis in ("head", "dim") if _differs(place, origin, axis)]
+    if side_of(place.field) != side_of(origin.field):
+        different.append("side")
+    if _slot(case, place) != _slot(case, origin):
+        different.append("token")
+    return tuple(different) or ("value",)
+
+
+def _differs(place: Place, origin: Place, axis: str) -> bool:
+    return place.coordinate.get(axis) != origin.coordinate.get(axis)
+
+
+def _slot(case: Case, place: Place) -> int | None:
+    """The slot of a token in the cache, or the one that a row of an activation is paired with."""
+    token = place.coordinate.get("token", 0)
+    if "block" in place.coordinate:
+        return place.coordinate["block"] * case.geometry.block_size + token
+    step = case.steps[0]
+    slots = (
+        case.integers(step, "slot_mapping")
+        if "slot_mapping" in step.tensors
+        else touched(case, step)
+    )
+    return slots[token] if token < len(slots) else None
+
+
+def symptoms(verdict: Verdict) -> tuple[Symptom, ...]:
+    """How a case failed, causes first; consequences are left out."""
+    failed = list(verdict.failed)
+    for kinds in (
+        [each for each in failed if each.name in CAUSES][:1],
+        [each for each in failed if each.name not in RELATIONS],
+        failed[:1],
+    ):
+        if kinds:
+            found = [Symptom(each.name, side) for each in kinds for side in _sides(each)]
+            return tuple(dict.fromkeys(found))
+    return ()
+
+
+def _sides(result: PropertyResult) -> tuple[str, ...]:
+    violation = result.violation
+    if violation is None:
+        return ("",)
+    if result.name == "crash":  # sizes and ids in a message differ from case to case
+        return (re.sub(r"\d+", "#", violation.message)[:80],)
+    names = violation.fields or ((violation.place.field,) if violation.place else ())
+    return tuple(dict.fromkeys(side_of(name) for name in names)) or ("",)
+
+
+def side_of(field: str) -> str:
+    """Key or value, by the name of the field whose bytes were wrong."""
+    return {"k": "key", "v": "value"}.get(field[:1], "")

@@ -1,0 +1,40 @@
+"""Run a case: on disk before it is launched, once if it fails, counted towards kernel coverage."""
+
+import msgspec
+
+from kvfuzz.engine.journal import Journal
+from kvfuzz.engine.pool import Worker
+from kvfuzz.model.case import Case
+from kvfuzz.model.coverage import Coverage
+from kvfuzz.model.verdict import Verdict
+
+
+class Runner:
+    """Cases of `target` through one worker."""
+
+    def __init__(self, worker: Worker, journal: Journal, target: str, coverage: Coverage) -> None:
+        self._worker = worker
+        self._journal = journal
+        self._target = target
+        self._coverage = coverage
+        self._failing: dict[bytes, Verdict] = {}
+
+    def check(self, case: Case) -> tuple[Verdict, bool]:
+        """The verdict on a case, and whether it reached an outcome that none had."""
+        key = msgspec.msgpack.encode(case)
+        if key in self._failing:
+            # A failing case is run again on its way down; the answer must not change under it.
+            return self._failing[key], False
+        self._journal.about_to_run(self._target, case)
+        verdict = self._worker.check(case)
+        news = self._coverage.add(verdict.exercised)
+        if verdict.failed:
+            self._failing[key] = verdict
+        return verdict, news
+
+    def explained(self, case: Case) -> Verdict:
+        """The verdict with whose byte was found, of a case that has failed."""
+        known, _ = self.check(case)
+        self._journal.about_to_run(self._target, case)
+        explained = self._worker.check(case, explain=True)
+        return explained if explained.failed else known

@@ -1,0 +1,81 @@
+"""Shrink what failed: Hypothesis starts from its choices and makes them fewer and lower.
+
+Hypothesis runs with every setting explicit and no profile, since its CI profile would change them.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.configuration import set_hypothesis_home_dir, storage_directory
+from hypothesis.strategies import SearchStrategy
+
+from kvfuzz.engine.provider import use_choices
+from kvfuzz.model.scene import Scene
+
+
+class Falsified(Exception):  # noqa: N818  (what Hypothesis calls it)
+    """The scene under test failed in the way that is being shrunk."""
+
+
+class _Stop(BaseException):
+    """The time ended. A BaseException, so that Hypothesis does not take it for a failure."""
+
+
+@contextmanager
+def _home_elsewhere() -> Iterator[None]:
+    """Keep Hypothesis from making `.hypothesis` in the folder that the user happens to be in."""
+    home = storage_directory(intent_to_write=False).home_directory
+    with tempfile.TemporaryDirectory(prefix="kvfuzz-hypothesis-") as elsewhere:
+        set_hypothesis_home_dir(elsewhere)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(home)
+
+
+def shrunk(
+    scenes: SearchStrategy[Scene],
+    values: Sequence[int],
+    fails: Callable[[Scene], bool],
+    *,
+    size_of: Callable[[Scene], tuple[int, ...]],
+    seconds: float,
+) -> Scene | None:
+    """The smallest scene by `size_of` that `fails`, on the way down from the choices `values`.
+
+    None where not even the first scene fails again, or `seconds` are no time at all.
+    """
+    failing: list[Scene] = []
+    end = time.monotonic() + seconds
+
+    def test(scene: Scene) -> None:
+        if time.monotonic() >= end:
+            raise _Stop
+        if fails(scene):
+            failing.append(scene)
+            raise Falsified
+
+    configured = settings(
+        max_examples=2,  # the plainest scene, which Hypothesis begins with, and the given one
+        phases=(Phase.generate, Phase.shrink),
+        backend=use_choices(values),
+        database=None,
+        derandomize=False,
+        deadline=None,
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=hypothesis.Verbosity.quiet,
+        stateful_step_count=1,
+        suppress_health_check=list(HealthCheck),
+    )
+    run = hypothesis.seed(0)(configured(given(scenes)(test)))
+    try:
+        with _home_elsewhere():
+            run()
+    except (Falsified, _Stop):
+        pass
+    return min(failing, key=size_of) if failing else None

@@ -1,0 +1,94 @@
+"""Which levels of the axes go together: what is possible at all, before any target's domain.
+
+A rule is about a few axes and says which combinations of their levels a case can show. Strategies
+draw by the rules, covering rows are complete by them, and the share of covered facts has what they
+leave as its denominator. A test holds them to the truth: whatever they allow can be drawn, and
+nothing else is ever shown.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from kvfuzz.model.dtypes import DTYPES, itemsize
+
+BLOCK_ELEMENTS = 1 << 16
+"""Most elements of one side of one block: a case stays small enough for hundreds a second."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """`allows(*levels)` says whether the levels of `axes`, in this order, can be shown together.
+
+    `op` limits the rule to one op; empty means all.
+    """
+
+    axes: tuple[str, ...]
+    allows: Callable[..., bool]
+    op: str = ""
+
+
+def _is_fp8(cache_dtype: str) -> bool:
+    return DTYPES[cache_dtype].is_fp8
+
+
+def _x_divides(order: str, cache_dtype: str, size: str) -> bool:
+    """SHUFFLE splits block and head sizes by x = 16 bytes of elements."""
+    return order != "shuffle" or int(size) % (16 // itemsize(cache_dtype)) == 0
+
+
+def _offset_fits(block_size: str, offset: str) -> bool:
+    """Whether a block has a token at `offset`: at its edge, the first one, or inside."""
+    return {"edge": 1, "first": 2, "inside": 3}[offset] <= int(block_size)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        ("layout", "order"), lambda layout, order: (layout, order) != ("content_packed", "shuffle")
+    ),
+    # A cache that is not fp8 has the model's dtype, and no scale.
+    Rule(("cache_dtype", "model_dtype"), lambda cache, model: _is_fp8(cache) or cache == model),
+    Rule(("cache_dtype", "scale"), lambda cache, scale: _is_fp8(cache) == (scale != "none")),
+    Rule(
+        ("cache_dtype", "values"),
+        lambda cache, values: _is_fp8(cache) == (values != "bytes"),
+        "reshape_and_cache",
+    ),
+    # With one token a block, HND is NHD.
+    Rule(("order", "block_size"), lambda order, size: order != "hnd" or int(size) > 1),
+    Rule(("order", "cache_dtype", "block_size"), _x_divides),
+    Rule(("order", "cache_dtype", "head_size"), _x_divides),
+    Rule(
+        ("block_size", "num_kv_heads", "head_size"),
+        lambda n, h, d: int(n) * int(h) * int(d) <= BLOCK_ELEMENTS,
+    ),
+    Rule(
+        ("layout", "order", "strides"),
+        lambda layout, order, strides: (
+            (strides == "dense") == (layout == "kv_first" and order != "hnd")
+        ),
+    ),
+    # Where an element is one byte, bytes are elements.
+    Rule(("cache_dtype", "reach"), lambda c, reach: not (_is_fp8(c) and reach == "past_2g_bytes")),
+    Rule(("reach", "block_ids"), lambda reach, ids: reach == "near" or ids != "identity"),
+    Rule(("blocks_used", "sequences"), lambda used, sequences: used != "1" or sequences == "1"),
+    Rule(
+        ("blocks_used", "block_ids"),
+        lambda used, ids: used != "1" or ids in ("identity", "adjacent"),
+    ),
+    # Whether groups lie apart shows in the second group, which a run from the start of its sequence
+    # reaches after so many blocks that it is left to batches of several sequences.
+    Rule(
+        ("block_ids", "sequences", "start_block"),
+        lambda ids, sequences, start: (
+            ids not in ("split_4", "split_12") or sequences != "1" or start == "later"
+        ),
+        "gather_cache",
+    ),
+    Rule(("block_size", "first_offset"), lambda n, at: at == "edge" or int(n) > 1),
+    Rule(("block_size", "last_offset"), _offset_fits),
+    Rule(
+        ("blocks_used", "first_offset", "last_offset"),
+        lambda used, first, last: (used, first, last) != ("1", "inside", "first"),
+    ),
+)
+"""Every rule."""

@@ -1,0 +1,59 @@
+"""How to make something smaller when only trying tells: searches that are told what will do.
+
+A search is a generator. It yields a candidate, is told whether that one will do, and goes on from
+it if so; it returns the last one that did. Whoever drives it may stop at any time. None runs for
+ever: each candidate that does has fewer items, a lower value or an earlier place than the last.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+Steps = Generator[S, bool, S]
+"""Yields candidates, receives whether each will do, returns the last one that did."""
+
+
+def fewest(
+    whole: S, items: tuple[T, ...], rebuild: Callable[[tuple[T, ...]], S], least: int = 0
+) -> Steps[S]:
+    """Delete from `items`, of which `whole` is made, all but `least`, then halves, then ones."""
+    chunk = len(items) - least
+    while chunk > 0:
+        at = 0
+        while at < len(items):
+            kept = items[:at] + items[at + chunk :]
+            if len(kept) >= least and (yield rebuild(kept)):
+                items, whole = kept, rebuild(kept)
+            else:
+                at += chunk
+        chunk //= 2
+    return whole
+
+
+def smallest(whole: S, value: int, least: int, rebuild: Callable[[int], S]) -> Steps[S]:
+    """Lower `value`, which `whole` has, to `least`, or else by bisection.
+
+    The result is one that the next lower value does not do for.
+    """
+    if value <= least:
+        return whole
+    if (yield rebuild(least)):
+        return rebuild(least)
+    low = least
+    while value - low > 1:
+        middle = (low + value) // 2
+        if (yield rebuild(middle)):
+            value, whole = middle, rebuild(middle)
+        else:
+            low = middle
+    return whole
+
+
+def first_of(whole: S, candidates: Iterable[S]) -> Steps[S]:
+    """The first candidate that will do, or `whole`."""
+    for candidate in candidates:
+        if candidate != whole and (yield candidate):
+            return candidate
+    return whole

@@ -1,0 +1,119 @@
+"""What a batch looks like, read off a lowered case: the levels of the axes that are about tokens.
+
+All of them start from the slots that the first step touches, in the order of its rows.
+"""
+
+import itertools
+
+from kvfuzz.model.case import Case
+from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.round_trip import touched
+
+REACH = 1 << 31
+REACHES = ("near", "past_2g_bytes", "past_2g_elements")
+"""How far from the start of K the batch's blocks lie: a signed 32-bit byte offset reaches them, a
+32-bit element index does, or neither does."""
+
+SPLITS = (2, 4, 12)
+"""Kernel blocks that a manager block is split into (vLLM: 1 for most models; 784 = 49 * 16)."""
+
+BLOCK_IDS = ("identity", "adjacent", "shuffled", *(f"split_{ratio}" for ratio in SPLITS))
+"""How the ids of touched blocks follow each other: 0, 1, 2, …; consecutive; in no such way; or, in
+groups of `ratio` that begin at its multiples, as the kernel blocks of manager blocks do."""
+
+
+def _offsets(case: Case) -> list[int]:
+    n = case.geometry.block_size
+    return [slot % n for slot in touched(case, case.steps[0])]
+
+
+def _blocks(case: Case) -> list[int]:
+    """The touched blocks, each once, in the order of the rows."""
+    n = case.geometry.block_size
+    return list(dict.fromkeys(slot // n for slot in touched(case, case.steps[0])))
+
+
+def blocks_used(case: Case) -> str:
+    """Level of `blocks_used`."""
+    return "1" if len(_blocks(case)) < 2 else "2+"
+
+
+def block_ids(case: Case) -> str:
+    """Level of `block_ids`."""
+    return id_pattern(_blocks(case))
+
+
+def id_pattern(order: list[int]) -> str:
+    """Which of BLOCK_IDS the ids of touched blocks show, in the order of the rows."""
+    if order == list(range(len(order))):
+        return "identity"
+    steps = list(itertools.pairwise(order))
+    if all(after == before + 1 for before, after in steps):
+        return "adjacent"
+    for ratio in reversed(SPLITS):
+        inside = [(before, after) for before, after in steps if after % ratio]
+        if inside and all(after == before + 1 for before, after in inside):
+            return f"split_{ratio}"
+    return "shuffled"
+
+
+def reach(case: Case) -> str:
+    """Level of `reach`."""
+    k = case.bound_field(case.steps[0], "key_cache")
+    stride = next(term.stride for term in k.terms if term.axis == "block")
+    far = max(_blocks(case), default=0) * stride
+    if far < REACH:
+        return "near"
+    return "past_2g_bytes" if far // itemsize(k.dtype) < REACH else "past_2g_elements"
+
+
+def first_offset(case: Case) -> str:
+    """Level of `first_offset`: whether the first row is at the edge of its block."""
+    offsets = _offsets(case)
+    return "inside" if offsets and offsets[0] else "edge"
+
+
+def last_offset(case: Case) -> str:
+    """Level of `last_offset`: whether the last row fills its block, begins it, or neither."""
+    offsets = _offsets(case)
+    if not offsets or offsets[-1] == case.geometry.block_size - 1:
+        return "edge"
+    return "inside" if offsets[-1] else "first"
+
+
+def sequences(case: Case) -> str:
+    """Level of `sequences`; a write sees rows, and no sequences."""
+    step = case.steps[0]
+    if step.op != "gather_cache":
+        return "1"
+    return str(min(len(case.integers(step, "seq_starts")), 3))
+
+
+def start_block(case: Case) -> str:
+    """Level of `start_block`: whether the first run begins in its sequence's first block."""
+    step = case.steps[0]
+    if step.op != "gather_cache":
+        return "first"
+    first = case.integers(step, "seq_starts")[0]
+    return "later" if first >= case.geometry.block_size else "first"
+
+
+def table(case: Case) -> str:
+    """Level of `table`: whether the block table is wider than the longest sequence."""
+    step = case.steps[0]
+    if step.op != "gather_cache":
+        return "tight"
+    starts, ends = case.integers(step, "seq_starts"), case.integers(step, "cu_seqlens_kv")
+    width = case.tensor(step.tensors["block_table"]).shape[1]
+    longest = max(
+        start + stop - first for start, first, stop in zip(starts, ends, ends[1:], strict=False)
+    )
+    return "wide" if width > -(-longest // case.geometry.block_size) else "tight"
+
+
+def padding(case: Case) -> str:
+    """Level of `padding`: whether a write has rows whose slot is negative."""
+    step = case.steps[0]
+    if step.op != "reshape_and_cache":
+        return "none"
+    return "some" if min(case.integers(step, "slot_mapping")) < 0 else "none"

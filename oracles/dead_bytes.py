@@ -1,0 +1,165 @@
+"""dead_bytes: no result depends on bytes that, by contract, nothing may depend on.
+
+What is dead is in `kvfuzz.oracles.liveness`. Two runs hold other finite bytes there, and a third
+holds NaNs, which 0 * x does not hide; a target may declare that it relies on finite ones. Stale
+entries of a block table become other blocks, since an engine leaves ids of real blocks there.
+Where every read is recorded and none is of a dead byte, nothing can depend on one and nothing runs
+again. A dead byte that is read to no effect is a hazard.
+"""
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.case import Case
+from kvfuzz.model.dtypes import DTYPES, FINITE_UNSIGNED_ZERO
+from kvfuzz.model.fill import IntegerFill
+from kvfuzz.model.held import held
+from kvfuzz.model.steps import CACHES
+from kvfuzz.model.verdict import Hazard, Place, Violation
+from kvfuzz.oracles import image
+from kvfuzz.oracles.liveness import near_elements
+from kvfuzz.oracles.observation import Run
+from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
+from kvfuzz.oracles.related import changed_elsewhere, ended, same_results
+from kvfuzz.oracles.stored_bytes import place_of, unwritten
+
+FINITE = {"dead_zero": 0x00, "dead_small": 0x3C}
+"""Two fills that decode to finite numbers in every format."""
+NAN = "dead_nan"
+_MANNER = {
+    "dead_zero": "zeros",
+    "dead_small": "other finite numbers (0x3c bytes)",
+    NAN: "NaNs",
+}
+
+
+def nan_byte(dtype: str) -> int:
+    """The byte that makes a NaN of every format with the specials of `dtype`, repeated."""
+    return 0x80 if DTYPES[dtype].specials == FINITE_UNSIGNED_ZERO else 0xFF
+
+
+def _dead_reads(run: Run) -> dict[str, Tensor]:
+    """By buffer: the dead bytes that were read, where some were and reads are recorded."""
+    read = run.read
+    if read is None:
+        return {}
+    found = {name: read[name] & ~live for name, live in run.live.items()}
+    return {name: mask for name, mask in found.items() if bool(mask.any())}
+
+
+def dead_byte_variants(base: Run) -> Wanted:
+    """The case with other dead bytes, unless it is on record that none was read."""
+    if base.is_read_recorded and not _dead_reads(base):
+        return {}
+    images = {
+        name: _images(base, byte, by) for by, (name, byte) in enumerate(FINITE.items(), start=1)
+    }
+    if base.target.dead.may_hold == "nan":
+        images[NAN] = _images(base, None, by=1)
+    return {name: Variant(base.case, images=each) for name, each in images.items()}
+
+
+def _images(base: Run, byte: int | None, by: int) -> dict[str, Tensor]:
+    """The images of all buffers with dead bytes, those set to `byte`, or NaNs where it is None.
+
+    Stale entries of a block table name the block that is `by` further on.
+    """
+    images = {}
+    for name, live in base.live.items():
+        before = base.before[name]
+        if isinstance(base.case.buffer(name).fill, IntegerFill):
+            images[name] = _other_ids(base.case, before, live, by)
+        elif byte is not None:
+            images[name] = before.masked_fill(~live, byte)
+        else:
+            images[name] = _with_nans(base.case, name, before, live)
+    return images
+
+
+def _other_ids(case: Case, table: Tensor, live: Tensor, by: int) -> Tensor:
+    blocks = case.bound_field(case.steps[0], CACHES[0]).extents["block"]
+    ids = table.view(torch.int32)
+    return torch.where(live.view(-1, 4)[:, 0], ids, (ids + by) % blocks).view(torch.uint8)
+
+
+def _with_nans(case: Case, name: str, before: Tensor, live: Tensor) -> Tensor:
+    """An image with NaNs for its dead elements, each in the format of its field.
+
+    What belongs to no field gets the NaN of the first.
+    """
+    fields = [field for field in case.fields if field.buffer == name and field.dtype in DTYPES]
+    byte = nan_byte(fields[0].dtype)
+    filled = before.masked_fill(~live, byte)
+    for field in fields:
+        if (other := nan_byte(field.dtype)) != byte:
+            at = image.element_bytes(near_elements(case, field, before.device), field.dtype)
+            at = at[~live[at]]
+            filled[at] = other
+    return filled
+
+
+def dead_bytes(runs: Runs) -> Judgement:
+    """No result changes with what dead bytes hold."""
+    base = runs[BASE]
+    if base.read_outside:
+        name, byte = next(iter(base.read_outside.items()))
+        where = _sentence(place_of(base.case, name, byte))
+        return NotChecked(f"the target reads {where}, far from the batch")
+    return _influence(runs)
+
+
+def _influence(runs: Runs) -> Judgement:
+    base = runs[BASE]
+    undecided: NotChecked | None = None
+    for name, what in _MANNER.items():
+        if name not in runs:
+            continue
+        found = ended(runs[name], f"with {what} in bytes that nothing may depend on")
+        found = found or _changed(base, runs[name], what)
+        if isinstance(found, Violation):
+            return found
+        undecided = undecided or found
+    return undecided
+
+
+def _changed(base: Run, other: Run, what: str) -> Violation | None:
+    must = base.expectation.must
+    # What is not written at all is `complete`'s to find.
+    written = {name: mask & ~unwritten(base, name) for name, mask in must.items()}
+    message = f"{what} in bytes that nothing may depend on change {{}}; {_first_read(base)}"
+    found = same_results(base, other.after, written, message.format("this one"))
+    if found is None and changed_elsewhere(base, must, "") is None:
+        found = changed_elsewhere(other, must, message.format("what else is written"))
+    return found
+
+
+def _first_read(base: Run) -> str:
+    for name, mask in _dead_reads(base).items():
+        byte = held(base.case, name).address(int(torch.nonzero(mask)[0]))
+        return f"the target reads {_sentence(place_of(base.case, name, byte))}"
+    return "which of them the target reads is not recorded"
+
+
+def _sentence(place: Place) -> str:
+    """`byte 96 of kv_cache (layer.0 k, block 0, token 1)`."""
+    parts = [f"{axis} {value}" for axis, value in place.coordinate.items()]
+    named = ", ".join([f"{place.layer} {place.field}".strip(), *parts])
+    return f"byte {place.byte} of {place.buffer}" + (f" ({named})" if place.field else "")
+
+
+def dead_reads(runs: Runs) -> list[Hazard]:
+    """Reads of dead bytes that change nothing."""
+    base = runs[BASE]
+    dead = _dead_reads(base)
+    if not dead or isinstance(_influence(runs), Violation):
+        return []
+    return [
+        Hazard("dead_read", f"the target reads dead bytes of {_field_of(base, name, mask)}")
+        for name, mask in dead.items()
+    ]
+
+
+def _field_of(base: Run, name: str, mask: Tensor) -> str:
+    byte = held(base.case, name).address(int(torch.nonzero(mask)[0]))
+    place = place_of(base.case, name, byte)
+    return f"{place.field} in {name}" if place.field not in ("", name) else name

@@ -1,0 +1,140 @@
+"""Which elements an op reads and writes by its contract alone, and so which bytes may matter.
+
+Of a cache a gather reads the slots that its metadata name and a write none; of key and value a
+write reads the rows that have a slot and a gather none; a scale inside a page is read with its
+slot. Of a block table the entries count that some token of their sequence needs. Every other byte
+of these buffers is *dead*: unused blocks, Mamba state, the padding of pages, gaps between rows,
+stale entries, whatever an output held before. All bytes of other buffers are live.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.case import Case, Step
+from kvfuzz.model.layout import Field
+from kvfuzz.model.round_trip import touched
+from kvfuzz.model.steps import ACTIVATIONS, CACHES
+from kvfuzz.oracles import image
+
+
+class Elements(NamedTuple):
+    """Elements of `field`, which `parameter` of a step is bound to, at positions `at`."""
+
+    parameter: str
+    field: Field
+    at: Tensor
+    """`[tokens, heads, dims]`, 1 for an axis that the field has not."""
+
+
+def slots_of(case: Case, step: Step, device: torch.device) -> Tensor:
+    """The slots that a step reads or stores, in the order of its rows; int64 `[tokens]`."""
+    return torch.tensor(touched(case, step), dtype=torch.int64, device=device)
+
+
+def rows_of(case: Case, step: Step, device: torch.device) -> Tensor:
+    """The rows of key and value that have a token, beside `slots_of`; int64 `[tokens]`."""
+    if step.op == "reshape_and_cache":
+        slots = torch.tensor(case.integers(step, "slot_mapping"), device=device)
+        return torch.nonzero(slots >= 0).flatten()
+    return torch.arange(len(case.integers(step, "token_to_batch")), device=device)
+
+
+def cache_elements(case: Case, step: Step, slots: Tensor) -> list[Elements]:
+    """The elements of `slots` in K, in V, and in whatever else a step finds by the slot."""
+    found = []
+    for parameter in step.fields:
+        field = case.bound_field(step, parameter)
+        if "block" in field.extents:
+            n = case.bound_field(step, CACHES[0]).extents["token"]
+            found.append(_elements(case, parameter, field, slots % n, slots // n))
+    return found
+
+
+def row_elements(case: Case, step: Step, rows: Tensor) -> list[Elements]:
+    """The elements of `rows` in key and in value."""
+    return [
+        _elements(case, parameter, case.bound_field(step, parameter), rows)
+        for parameter in ACTIVATIONS
+    ]
+
+
+def _elements(
+    case: Case, parameter: str, field: Field, token: Tensor, block: Tensor | None = None
+) -> Elements:
+    device, extents = token.device, field.extents
+    coordinates = {
+        "token": token[:, None, None],
+        "head": torch.arange(extents.get("head", 1), device=device)[None, :, None],
+        "dim": torch.arange(extents.get("dim", 1), device=device),
+    }
+    if block is not None:
+        coordinates["block"] = block[:, None, None]
+    known = {axis: coordinates[axis] for axis in extents}
+    return Elements(parameter, field, image.positions(case, field, **known))
+
+
+def near_elements(case: Case, field: Field, device: torch.device) -> Tensor:
+    """The positions of all elements of `field`, of a cache in the blocks that its steps name."""
+    along = {axis: torch.arange(extent, device=device) for axis, extent in field.extents.items()}
+    if "block" in along:
+        n = case.bound_field(case.steps[0], CACHES[0]).extents["token"]
+        named = sorted({slot // n for step in case.steps for slot in touched(case, step)})
+        along["block"] = torch.tensor(named, dtype=torch.int64, device=device)
+    shaped = {
+        axis: each.view([-1 if other == axis else 1 for other in along])
+        for axis, each in along.items()
+    }
+    return image.positions(case, field, **shaped)
+
+
+def used_entries(case: Case, step: Step) -> list[list[bool]]:
+    """Which entries of a gather's block table its tokens need; by sequence and column."""
+    n = case.bound_field(step, CACHES[0]).extents["token"]
+    starts, ends = case.integers(step, "seq_starts"), case.integers(step, "cu_seqlens_kv")
+    width = len(case.integers(step, "block_table")) // len(starts)
+    lengths = [end - begin for begin, end in itertools.pairwise(ends)]
+    needed = [
+        range(start // n, (start + length - 1) // n + 1) if length else ()
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+    return [[column in columns for column in range(width)] for columns in needed]
+
+
+def read_elements(case: Case, step: Step, slots: Tensor, rows: Tensor) -> list[Elements]:
+    """What a step on `slots` and `rows` reads of the buffers that have dead bytes."""
+    cached = cache_elements(case, step, slots)
+    if step.op == "gather_cache":
+        return cached
+    beside = [elements for elements in cached if elements.parameter not in CACHES]
+    return beside + row_elements(case, step, rows)
+
+
+def written_elements(case: Case, step: Step, slots: Tensor, rows: Tensor) -> list[Elements]:
+    """What a step on `slots` and `rows` writes: of K, or key, and of V, or value."""
+    if step.op == "gather_cache":
+        return row_elements(case, step, rows)
+    return [each for each in cache_elements(case, step, slots) if each.parameter in CACHES]
+
+
+def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By buffer that has dead bytes, the live ones; bool per held byte, as in `images`."""
+    live: dict[str, Tensor] = {}
+    device = next(iter(images.values())).device
+    for step in case.steps:
+        for parameter in (*CACHES, *ACTIVATIONS):
+            buffer = case.bound_field(step, parameter).buffer
+            live.setdefault(buffer, torch.zeros_like(images[buffer], dtype=torch.bool))
+        slots, rows = slots_of(case, step, device), rows_of(case, step, device)
+        for elements in read_elements(case, step, slots, rows):
+            if elements.field.buffer in live:
+                at = image.element_bytes(elements.at, elements.field.dtype)
+                live[elements.field.buffer][at] = True
+        if "block_table" in step.tensors:
+            buffer = case.bound_buffer(step, "block_table")
+            used = torch.tensor(used_entries(case, step), device=device).flatten()
+            live[buffer] = used.repeat_interleave(images[buffer].numel() // used.numel())
+    return live

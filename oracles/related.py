@@ -1,0 +1,117 @@
+"""What the properties that relate two runs share: how the second one ended, and comparing results.
+
+A relation finds what no reference has to know, and names it poorly: one of two runs is wrong. So a
+second case is the plainer of the two wherever there is a choice (a layout further up in its table,
+ids from 0 on, a row alone): what only the harder case shows is then found where that case is drawn,
+by the property that says what is wrong with it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.axes import AXIS, Domain
+from kvfuzz.model.case import Case
+from kvfuzz.model.held import held
+from kvfuzz.model.verdict import Violation
+from kvfuzz.oracles import image
+from kvfuzz.oracles.liveness import Elements
+from kvfuzz.oracles.observation import Run
+from kvfuzz.oracles.properties import Judgement, NotChecked
+from kvfuzz.oracles.stored_bytes import first_violation, place_of
+
+
+def excluded(base: Run, case: Case) -> NotChecked | None:
+    """Why `case` is not to be run for `base`: it is outside the domain or `--where`."""
+    if refusal := outside(base.target.domain, case):
+        return NotChecked(f"the case to compare with is outside the domain: {refusal}")
+    if refusal := outside(base.where, case):
+        return NotChecked(f"the case to compare with is outside --where: {refusal}")
+    return None
+
+
+def outside(domain: Domain, case: Case) -> str | None:
+    """Why `case` is outside `domain`, or None. Facts that no rule asks for are not read."""
+    asked = {
+        axis
+        for axis, levels in domain.allowed.items()
+        if axis in AXIS and set(levels) != set(AXIS[axis].levels)
+    }
+    asked.update(axis for combination in domain.forbidden for axis in combination)
+    return domain.refusal({axis: AXIS[axis].level_of(case) for axis in AXIS if axis in asked})
+
+
+def ended(run: Run, manner: str) -> Judgement:
+    """What there is to say of a run that did not end as the base run did, or None.
+
+    `manner` says what was different, as the start of a sentence.
+    """
+    if run.refused:
+        return NotChecked(f"{manner} the target refuses the case: {run.refused}")
+    if run.unsupported:
+        return NotChecked(run.unsupported)
+    return Violation(f"{manner} the target raises {run.error}") if run.error else None
+
+
+def same_results(
+    base: Run, other: Mapping[str, Tensor], judged: Mapping[str, Tensor], message: str
+) -> Violation | None:
+    """The violation of the first byte in which the images `other` differ from the base run's.
+
+    `judged` is a mask of the bytes to compare by buffer. A NaN that a conversion was to make is a
+    class, as in `Expectation.canonical`.
+    """
+    wrong = {}
+    for name, mask in judged.items():
+        mine, theirs = base.after[name], other[name]
+        differs = mask & (mine != theirs)
+        if bool(differs.any()):
+            expectation = base.expectation
+            mine, theirs = (expectation.canonical(name, each) for each in (mine, theirs))
+            differs = mask & (mine != theirs)
+        wrong[name] = differs
+    return first_violation(base, wrong, judged, message, other)
+
+
+def changed_elsewhere(run: Run, may: Mapping[str, Tensor], message: str) -> Violation | None:
+    """The violation of the first byte that `run` changed outside the masks `may`."""
+    for name, mask in may.items():
+        changed = (run.after[name] != run.before[name]) & ~mask
+        if bool(changed.any()):
+            byte = held(run.case, name).address(int(torch.nonzero(changed)[0]))
+            count = int(changed.count_nonzero())
+            return Violation(message, place_of(run.case, name, byte), wrong=count)
+    return None
+
+
+def carry(source: Tensor, start: Elements, goal: Elements, target: Tensor) -> None:
+    """Copy elements from where `start` has them in `source` to where `goal` has them in `target`.
+
+    `start` and `goal` are the same elements in the same order, in two places.
+    """
+    dtype = goal.field.dtype
+    target[image.element_bytes(goal.at, dtype)] = source[image.element_bytes(start.at, dtype)]
+
+
+def same_elements(
+    base: Run, other: Run, mine: Sequence[Elements], theirs: Sequence[Elements], message: str
+) -> Violation | None:
+    """The violation of the first result element in which two runs differ.
+
+    `mine` are the elements that the base run writes, `theirs` the same ones where the other run
+    does. A byte that the other run changes beside them is a violation, too, where the base run
+    changes none.
+    """
+    images = {each.field.buffer: base.after[each.field.buffer].clone() for each in mine}
+    judged = {name: torch.zeros_like(each, dtype=torch.bool) for name, each in images.items()}
+    names = {each.field.buffer for each in theirs}
+    may = {name: torch.zeros_like(other.after[name], dtype=torch.bool) for name in names}
+    for here, there in zip(mine, theirs, strict=True):
+        carry(other.after[there.field.buffer], there, here, images[here.field.buffer])
+        judged[here.field.buffer][image.element_bytes(here.at, here.field.dtype)] = True
+        may[there.field.buffer][image.element_bytes(there.at, there.field.dtype)] = True
+    found = same_results(base, images, judged, message)
+    if found is None and changed_elsewhere(base, base.expectation.must, "") is None:
+        return changed_elsewhere(other, may, f"{message}: there a byte beside the results changes")
+    return found

@@ -1,0 +1,209 @@
+"""layout_equivariance and block_permutation: one logical cache, kept elsewhere, gives the same.
+
+The other cache holds the same codes for each token that the op reads, and any bytes elsewhere: what
+is dead, `dead_bytes` watches. Both go to a plainer case, as `kvfuzz.oracles.related` says: to a
+layout or order that stands further up in its table, and to the lowest block ids.
+"""
+
+import msgspec
+import torch
+from torch import Tensor
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model.case import Case
+from kvfuzz.model.fill import IntegerFill, word
+from kvfuzz.model.held import held
+from kvfuzz.model.layout import LAYOUTS, ORDERS
+from kvfuzz.model.lower import lower
+from kvfuzz.model.plan import AttentionLayer, Layer
+from kvfuzz.model.round_trip import touched
+from kvfuzz.model.scene import Scene
+from kvfuzz.model.steps import CACHES
+from kvfuzz.oracles.liveness import read_elements, rows_of, slots_of, written_elements
+from kvfuzz.oracles.observation import Run
+from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
+from kvfuzz.oracles.related import carry, ended, excluded, outside, same_elements
+
+PLAINER, RENAMED = "plainer_layout", "renamed_blocks"
+
+
+def layout_variants(base: Run) -> Wanted:
+    """The same logical cache in a plainer layout or order."""
+    other = plainer(base)
+    if isinstance(other, NotChecked):
+        return other
+    slots = slots_of(other, other.steps[0], _device(base))
+    return excluded(base, other) or {PLAINER: _holding(base, other, slots)}
+
+
+def layout_equivariance(runs: Runs) -> Judgement:
+    """A plainer layout or order of the same logical cache gives the same results."""
+    base, other = runs[BASE], runs[PLAINER]
+    layer = other.case.scene.attention
+    where = f"in layout {layer.layout}, order {layer.order},"
+    if found := ended(other, where):
+        return found
+    slots = slots_of(other.case, other.case.steps[0], _device(base))
+    return _same(base, other, slots, f"{where} the same logical cache gives another byte")
+
+
+def plainer(base: Run) -> Case | NotChecked:
+    """The case of the same scene in a plainer layout or order that the target's domain has.
+
+    Which one, where there are several, the fill seed decides.
+    """
+    case, domain = base.case, base.target.domain
+    pairs = [
+        (layout, order)
+        for layout, order in _plainer_pairs(case.scene)
+        if domain.refusal({"layout": layout, "order": order}) is None
+    ]
+    first = word(case.scene.fill_seed, PLAINER, 0) % max(len(pairs), 1)
+    for layout, order in (*pairs[first:], *pairs[:first]):
+        other = _relowered(case, layout, order)
+        if other is not None and outside(domain, other) is None:
+            return other
+    return NotChecked("the target takes no plainer layout or order of this cache")
+
+
+def _plainer_pairs(scene: Scene) -> list[tuple[str, str]]:
+    layer = scene.attention
+    layouts = LAYOUTS[: LAYOUTS.index(layer.layout) + 1]
+    orders = ORDERS[: ORDERS.index(layer.order) + 1]
+    return [
+        (layout, order)
+        for layout in layouts
+        for order in orders
+        if (layout, order) != (layer.layout, layer.order)
+        if layout != "hybrid" or scene.state_blocks
+    ]
+
+
+def _relowered(case: Case, layout: str, order: str) -> Case | None:
+    """`case` with its allocation laid out anew, or None where that is impossible or the same.
+
+    A case that was edited after it was lowered differs in more than its cache, and has no other.
+    """
+    scene = case.scene
+    allocation = scene.attention.allocation
+    layers: list[Layer] = []
+    for layer in scene.plan.layers:
+        if layer.allocation != allocation:
+            layers.append(layer)
+        elif isinstance(layer, AttentionLayer):
+            layers.append(msgspec.structs.replace(layer, layout=layout, order=order))
+        elif layout == "hybrid":  # no other has blocks of Mamba state
+            layers.append(layer)
+    plan = msgspec.structs.replace(scene.plan, layers=tuple(layers))
+    try:
+        other = lower(msgspec.structs.replace(scene, plan=plan))
+    except (UsageError, ValueError):
+        return None
+    kept = [[each for each in of.buffers if each.name != allocation] for of in (case, other)]
+    moved = (case.fields, case.tensors) != (other.fields, other.tensors)
+    return other if moved and kept[0] == kept[1] else None
+
+
+def permutation_variants(base: Run) -> Wanted:
+    """The case with its blocks renamed to the lowest ids, in the order of their first use."""
+    case = base.case
+    names = renaming(case)
+    if all(old == new for old, new in names.items()):
+        return NotChecked("the blocks have the plainest ids already")
+    other = _renamed(case, names)
+    return excluded(base, other) or {RENAMED: _holding(base, other, _renamed_slots(base, names))}
+
+
+def block_permutation(runs: Runs) -> Judgement:
+    """Other names for the blocks change no result."""
+    base, other = runs[BASE], runs[RENAMED]
+    names = renaming(base.case)
+    words = ", ".join(f"{old} is {new}" for old, new in names.items() if old != new)
+    if found := ended(other, f"with blocks renamed ({words})"):
+        return found
+    message = f"with blocks renamed ({words}) the same cache gives another byte"
+    return _same(base, other, _renamed_slots(base, names), message)
+
+
+def renaming(case: Case) -> dict[int, int]:
+    """A permutation of block ids, by id; ids that it lacks keep their name.
+
+    Of a large cache only some blocks are held, so that those in use are renamed among themselves.
+    """
+    n = case.bound_field(case.steps[0], CACHES[0]).extents["token"]
+    used = list(dict.fromkeys(slot // n for slot in touched(case, case.steps[0])))
+    caches = {field.buffer for field in case.fields if "block" in field.extents}
+    is_whole = all(held(case, name).is_whole for name in caches)
+    goals = list(range(len(used))) if is_whole else sorted(used)
+    displaced = sorted(set(goals) - set(used))
+    freed = sorted(set(used) - set(goals))
+    return dict(zip([*used, *displaced], [*goals, *freed], strict=True))
+
+
+def _renamed(case: Case, names: dict[int, int]) -> Case:
+    step = case.steps[0]
+    n = case.bound_field(step, CACHES[0]).extents["token"]
+
+    def slot_of(slot: int) -> int:
+        return slot if slot < 0 else names.get(slot // n, slot // n) * n + slot % n
+
+    rename = slot_of if step.op == "reshape_and_cache" else lambda block: names.get(block, block)
+    name = case.bound_buffer(
+        step, "slot_mapping" if step.op == "reshape_and_cache" else "block_table"
+    )
+    buffers = []
+    for buffer in case.buffers:
+        if buffer.name == name and isinstance(buffer.fill, IntegerFill):
+            values = tuple(map(rename, buffer.fill.values))
+            fill = msgspec.structs.replace(buffer.fill, values=values)
+            buffer = msgspec.structs.replace(buffer, fill=fill)
+        buffers.append(buffer)
+    fields = tuple(
+        msgspec.structs.replace(
+            field, blocks=tuple(sorted(names.get(block, block) for block in field.blocks))
+        )
+        for field in case.fields
+    )
+    return msgspec.structs.replace(case, buffers=tuple(buffers), fields=fields)
+
+
+def _renamed_slots(base: Run, names: dict[int, int]) -> Tensor:
+    n = base.case.bound_field(base.case.steps[0], CACHES[0]).extents["token"]
+    slots = touched(base.case, base.case.steps[0])
+    renamed = [names.get(slot // n, slot // n) * n + slot % n for slot in slots]
+    return torch.tensor(renamed, dtype=torch.int64, device=_device(base))
+
+
+def _device(run: Run) -> torch.device:
+    return next(iter(run.before.values())).device
+
+
+def _holding(base: Run, other: Case, slots: Tensor) -> Variant:
+    """A run of `other` whose `slots` hold what the base case's slots do, row by row."""
+    case, step, device = base.case, base.case.steps[0], slots.device
+    rows = rows_of(case, step, device)
+    here = read_elements(case, step, slots_of(case, step, device), rows)
+    there = read_elements(other, other.steps[0], slots, rows)
+    images: dict[str, Tensor] = {}
+    for source, goal in zip(here, there, strict=True):
+        if "block" in goal.field.extents:
+            name = goal.field.buffer
+            before = base.before[source.field.buffer]
+            if name not in images:
+                images[name] = _resized(before, held(other, name).size)
+            carry(before, source, goal, images[name])
+    return Variant(other, images=images)
+
+
+def _resized(image: Tensor, size: int) -> Tensor:
+    """A copy of the bytes of `image`, again and again where `size` asks for more."""
+    return image.repeat(-(-size // image.numel()))[:size].clone()
+
+
+def _same(base: Run, other: Run, slots: Tensor, message: str) -> Judgement:
+    """Whether `other`, whose tokens live in `slots`, has the base run's results."""
+    case, step = base.case, base.case.steps[0]
+    rows = rows_of(case, step, slots.device)
+    mine = written_elements(case, step, slots_of(case, step, slots.device), rows)
+    theirs = written_elements(other.case, other.case.steps[0], slots, rows)
+    return same_elements(base, other, mine, theirs, message)

@@ -1,0 +1,214 @@
+"""Rows: one level for every axis, drawn so that a case can show them all.
+
+A scene begins with its row. Levels are drawn axis by axis, each from those that some complete row
+of the domain still allows, so that next to nothing is rejected and any axis can be narrowed. The
+first integers of a scene are its row, which is how covering rows and boundary rows are drawn.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model.axes import AXES, Domain, Levels
+from kvfuzz.model.rules import RULES, Rule
+from kvfuzz.strategies.choices import Choices
+
+Row = dict[str, str]
+"""A level for every axis."""
+
+OFTEN: dict[str, dict[str, int]] = {
+    "order": {"nhd": 2, "hnd": 2, "shuffle": 3},
+    "scale": {"general": 2},
+    "block_size": {"2": 2, "4": 2, "8": 2, "16": 4, "32": 2},
+    "num_kv_heads": {"1": 3, "2": 3},
+    "head_size": {"8": 3, "16": 3, "32": 3, "64": 2, "80": 2, "96": 2},
+    "blocks_used": {"2+": 5},
+    "block_ids": {"shuffled": 4},
+    "reach": {"near": 30},
+    "first_offset": {"inside": 2},
+    "table": {"wide": 2},
+}
+"""How often a level is drawn where that is not once: what addressing bugs need to show (a second
+block, shuffled ids, few heads), and small pages, since cases a second count. Far caches are rare,
+because a bug that shows near is easier to read there."""
+
+
+_Table = tuple[tuple[int, ...], set[tuple[int, ...]]]
+"""The axes of a rule, and the combinations of their levels that it allows; all are indices."""
+
+
+class Space:
+    """All rows that `domain` allows for `op`.
+
+    Raises UsageError where there is none.
+    """
+
+    def __init__(self, op: str, domain: Domain) -> None:
+        self.op = op
+        self.axes = tuple(axis.name for axis in AXES)
+        self.levels: tuple[tuple[str, ...], ...] = tuple(
+            tuple(level for level in domain.levels(axis.name) if level in axis.levels_for(op))
+            for axis in AXES
+        )
+        self._rules: list[list[_Table]] = [[] for _ in AXES]
+        for rule in (*RULES, *_forbidden(domain)):
+            if rule.op in ("", op):
+                self._add(rule)
+        self._relevant = [self._earlier_axes_that_matter(at) for at in range(len(AXES))]
+        self._completes: dict[tuple[int, ...], bool] = {}
+        self._possible: dict[tuple[int, ...], tuple[int, ...]] = {}
+        if not self.possible(()):
+            narrowed = ", ".join(
+                f"{axis}={'|'.join(levels)}"
+                for axis, levels in zip(self.axes, self.levels, strict=True)
+                if len(levels) < len(AXES[self.axes.index(axis)].levels_for(op))
+            )
+            raise UsageError(f"nothing to draw: no case shows {narrowed} at once ({domain.source})")
+
+    def _add(self, rule: Rule) -> None:
+        """Tabulate a rule under the axis after which it can be decided."""
+        at = sorted(self.axes.index(axis) for axis in rule.axes)
+        order = [at.index(self.axes.index(axis)) for axis in rule.axes]
+        tables = [range(len(self.levels[axis])) for axis in at]
+        allowed = {
+            chosen
+            for chosen in itertools.product(*tables)
+            if rule.allows(*(self.levels[at[place]][chosen[place]] for place in order))
+        }
+        self._rules[at[-1]].append((tuple(at), allowed))
+
+    def _earlier_axes_that_matter(self, at: int) -> tuple[int, ...]:
+        later = (axes for rules in self._rules[at:] for axes, _ in rules)
+        return tuple(sorted({axis for axes in later for axis in axes if axis < at}))
+
+    def possible(self, row: Sequence[int]) -> tuple[int, ...]:
+        """The levels of the next axis, as indices, with which `row` can be completed.
+
+        `row` holds the indices of the levels of the axes before it.
+        """
+        at = len(row)
+        key = (at, *[row[axis] for axis in self._relevant[at]])
+        if key not in self._possible:
+            self._possible[key] = tuple(
+                level
+                for level in range(len(self.levels[at]))
+                if self._fits((*row, level)) and self._can_complete((*row, level))
+            )
+        return self._possible[key]
+
+    def _fits(self, row: tuple[int, ...]) -> bool:
+        """Whether the rules that the last level of `row` completes allow it."""
+        return all(
+            tuple([row[axis] for axis in axes]) in allowed
+            for axes, allowed in self._rules[len(row) - 1]
+        )
+
+    def _can_complete(self, row: tuple[int, ...]) -> bool:
+        at = len(row)
+        if at == len(self.axes):
+            return True
+        key = (at, *[row[axis] for axis in self._relevant[at]])
+        if key not in self._completes:
+            self._completes[key] = any(
+                self._fits((*row, level)) and self._can_complete((*row, level))
+                for level in range(len(self.levels[at]))
+            )
+        return self._completes[key]
+
+    def completed(
+        self, wanted: Mapping[int, int], prefer: Callable[[list[int], tuple[int, ...]], list[int]]
+    ) -> list[int] | None:
+        """A row with the levels `wanted` (index of axis to index of level), or None.
+
+        Elsewhere `prefer(row so far, possible levels)` orders the levels, and the first that leads
+        to a row is taken.
+        """
+        row: list[int] = []
+        dead: set[tuple[int, ...]] = set()
+
+        def extend() -> bool:
+            at = len(row)
+            if at == len(self.axes):
+                return True
+            key = (at, *[row[axis] for axis in self._relevant[at]])
+            if key in dead:
+                return False
+            possible = self.possible(row)
+            options = [wanted[at]] if at in wanted else prefer(row, possible)
+            for level in options:
+                if level in possible:
+                    row.append(level)
+                    if extend():
+                        return True
+                    row.pop()
+            dead.add(key)
+            return False
+
+        return row if extend() else None
+
+    def named(self, row: Sequence[int]) -> Row:
+        """A row of indices as names of levels."""
+        return {
+            axis: levels[level]
+            for axis, levels, level in zip(self.axes, self.levels, row, strict=True)
+        }
+
+    def integers(self, row: Mapping[str, str]) -> tuple[int, ...]:
+        """The choices by which `drawn_row` draws `row`."""
+        indices = [
+            levels.index(row[axis]) for axis, levels in zip(self.axes, self.levels, strict=True)
+        ]
+        return tuple(
+            sum(weights[:place])
+            for at, level in enumerate(indices)
+            for possible in (self.possible(indices[:at]),)
+            if len(possible) > 1
+            for place, weights in ((possible.index(level), self.weights(at, possible)),)
+        )
+
+    def weights(self, at: int, possible: tuple[int, ...]) -> list[int]:
+        """How often each possible level of axis `at` is drawn."""
+        often = OFTEN.get(self.axes[at], {})
+        return [often.get(self.levels[at][level], 1) for level in possible]
+
+    def drawn_row(self, choices: Choices) -> Row:
+        """A row; the plainest level of each axis comes first."""
+        row: list[int] = []
+        for at in range(len(self.axes)):
+            possible = self.possible(row)
+            if len(possible) == 1:
+                row.append(possible[0])
+                continue
+            weights = self.weights(at, possible)
+            rest = choices.integer(0, sum(weights) - 1)
+            for level, weight in zip(possible, weights, strict=True):
+                rest -= weight
+                if rest < 0:
+                    row.append(level)
+                    break
+        return self.named(row)
+
+
+def _forbidden(domain: Domain) -> list[Rule]:
+    """The combinations that a domain forbids, as rules."""
+    return [
+        Rule(tuple(combination), functools.partial(_outside, tuple(combination.values())))
+        for combination in domain.forbidden
+    ]
+
+
+def _outside(forbidden: tuple[Levels, ...], *shown: str) -> bool:
+    return not all(level in levels for level, levels in zip(shown, forbidden, strict=True))
+
+
+@functools.lru_cache(maxsize=64)
+def _space(op: str, domain: bytes) -> Space:
+    return Space(op, msgspec.json.decode(domain, type=Domain))
+
+
+def space(op: str, domain: Domain) -> Space:
+    """The rows of `domain` for `op`, tabulated once."""
+    return _space(op, msgspec.json.encode(domain))

@@ -1,0 +1,92 @@
+"""Rows: the rules are the truth, any axis can be narrowed, and nothing leads to a dead end."""
+
+import itertools
+import random
+
+import pytest
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model.axes import AXES, AXIS, Domain, facts
+from kvfuzz.model.lower import lower
+from kvfuzz.model.rules import RULES
+from kvfuzz.model.scene import OPS
+from kvfuzz.strategies import drawn_scene, space
+from kvfuzz.strategies.boundaries import BOUNDARIES, boundary_rows
+from kvfuzz.strategies.choices import Drawn
+from kvfuzz.strategies.rows import OFTEN
+
+
+@pytest.fixture(params=OPS)
+def whole(request):
+    """All rows of an op."""
+    return space(request.param, Domain().narrowed(request.param))
+
+
+def test_the_tables_name_axes_and_levels_that_there_are():
+    for rule in RULES:
+        assert set(rule.axes) <= AXIS.keys()
+        assert rule.op in ("", *OPS)
+    for named in (OFTEN, *(boundary.levels for boundary in BOUNDARIES)):
+        for axis, levels in named.items():
+            assert set([levels] if isinstance(levels, str) else levels) <= set(AXIS[axis].levels)
+
+
+def test_every_rule_allows_some_combinations_and_excludes_others():
+    for rule in RULES:
+        levels = [AXIS[axis].levels for axis in rule.axes]
+        answers = {bool(rule.allows(*each)) for each in itertools.product(*levels)}
+        assert answers == {True, False}, rule.axes
+
+
+def test_rows_of_any_two_levels_can_be_drawn_or_break_a_rule(whole):
+    """A pair that no row has is one that no case shows: it must break rules, not the drawing."""
+    rng = random.Random(0)
+    for one, other in rng.sample(list(itertools.combinations(range(len(whole.axes)), 2)), 60):
+        first, second = (rng.randrange(len(whole.levels[axis])) for axis in (one, other))
+        row = whole.completed({one: first, other: second}, lambda _, possible: list(possible))
+        if row is None:
+            continue
+        named = whole.named(row)
+        case = lower(drawn_scene(Drawn(rng.randrange(1 << 32), whole.integers(named)), whole))
+        assert facts(case) == named
+
+
+def test_the_integers_of_a_row_draw_it_again(whole):
+    for seed in range(200):
+        row = whole.drawn_row(Drawn(seed))
+        assert whole.drawn_row(Drawn(seed + 1, whole.integers(row))) == row
+
+
+@pytest.mark.parametrize("axis", [axis.name for axis in AXES])
+def test_each_level_of_an_axis_can_be_asked_for_alone(axis):
+    for op in OPS:
+        for level in AXIS[axis].levels_for(op):
+            narrow = Domain().narrowed(op, {axis: (level,)})
+            within = space(op, narrow)
+            shown = facts(lower(drawn_scene(Drawn(7), within)))
+            assert shown[axis] == level
+
+
+def test_a_domain_that_leaves_no_row_is_refused_by_the_levels_that_it_narrows():
+    narrow = Domain(allowed={"block_size": ("1",), "order": ("shuffle",)}, source="the source")
+    with pytest.raises(UsageError, match=r"no case shows order=shuffle, block_size=1.*the source"):
+        space("gather_cache", narrow)
+
+
+def test_every_boundary_is_drawn_where_the_domain_has_it(whole):
+    rows = list(boundary_rows(whole, Drawn(0)))
+    possible = [
+        boundary
+        for boundary in BOUNDARIES
+        if all(level in AXIS[axis].levels_for(whole.op) for axis, level in boundary.levels.items())
+    ]
+    assert len(rows) == len(possible) >= 30
+    for boundary, row in zip(possible, rows, strict=True):
+        assert boundary.levels.items() <= row.items()
+
+
+def test_boundaries_outside_a_domain_are_left_out():
+    narrow = Domain(allowed={"order": ("nhd",)}).narrowed("gather_cache")
+    rows = list(boundary_rows(space("gather_cache", narrow), Drawn(0)))
+    assert rows
+    assert {row["order"] for row in rows} == {"nhd"}
