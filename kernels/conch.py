@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter, content_of
-from kvfuzz.kernels.contracts import bind
+from kvfuzz.kernels.contracts import CONVENTIONAL, bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
@@ -27,7 +27,10 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         name=spec.name,
         op="reshape_and_cache",
         domain=Domain(
-            allowed={
+            allowed=CONVENTIONAL
+            | {
+                "nesting": ("layer_first",),
+                "page": ("exact",),
                 # It takes page, block and head strides of the cache; SHUFFLE it does not know.
                 "order": ("nhd", "hnd"),
                 # 'auto', 'fp8' and 'fp8_e4m3' are all that _validate_kv_cache_dtype accepts.

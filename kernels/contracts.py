@@ -15,6 +15,7 @@ import torch
 from kvfuzz.errors import UsageError
 from kvfuzz.kernels.adapter import Call
 from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.vocabulary import Levels
 
 Tensors = Mapping[str, torch.Tensor]
 Scalars = Mapping[str, int | str]
@@ -60,13 +61,29 @@ class Contract:
 
 _SCALES = {"k_scales": "k_scale", "v_scales": "v_scale"}
 _CACHES = {"k_cache": "key_cache", "v_cache": "value_cache"}
+
+
+def _block_size(tensors: Tensors, scalars: Scalars) -> int:
+    """Tokens of a block: an x-packed K has five axes, `[..., block_size, x]`."""
+    key_cache = tensors["key_cache"]
+    return key_cache.shape[1 if key_cache.dim() == 4 else 3]
+
+
 _DERIVED: dict[str, Derivation] = {
     "kv_cache_dtype": _kv_cache_dtype,
-    "block_size": _size("key_cache", 1),
-    "num_kv_heads": _size("key_cache", 2),
-    "head_size": _size("key_cache", 3),
+    "block_size": _block_size,
+    "num_kv_heads": _size("key", 1),
+    "head_size": _size("key", 2),
+    "head_size_v": _size("value", 2),
 }
 _SIZES = {"page_size": "block_size", "num_heads": "num_kv_heads", "head_dim": "head_size"}
+
+CONVENTIONAL: dict[str, Levels] = {
+    "order": ("nhd", "hnd", "shuffle"),
+    "value_size": ("same",),
+    "granularity": ("tensor",),
+}
+"""What a function takes that says nothing of it: K and V of one size, with one scale each."""
 
 CONTRACTS: dict[str, Contract] = {
     contract.op: contract

@@ -1,7 +1,10 @@
 """Targets in a file of the user's: `path/to/file.py:function`.
 
-A writer that quantises by the reciprocal says so in its file, `KVFUZZ_QUOTIENT = "x*(1/s)"`: the
-declaration is part of the source, so that a seed replays by it.
+What a function takes beyond the conventional, and how it quantises, its file says: the declarations
+are part of the source, so that a seed replays by them.
+
+    KVFUZZ_DOMAIN = "order=nhd|x_packed,granularity=tensor|head"    axes in the syntax of --where
+    KVFUZZ_QUOTIENT = "x*(1/s)"                                     a writer that takes reciprocals
 """
 
 import importlib.util
@@ -13,21 +16,22 @@ from typing import Any, get_args
 
 from kvfuzz.errors import NotCheckedError, UsageError
 from kvfuzz.kernels.adapter import Adapter, content_of
-from kvfuzz.kernels.contracts import CONTRACTS, bind, objections
+from kvfuzz.kernels.contracts import CONTRACTS, CONVENTIONAL, bind, objections
 from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.own import INVERSE
-from kvfuzz.model.axes import Domain, nearest
+from kvfuzz.model.axes import Domain, nearest, parse_where
 from kvfuzz.model.target import Quantise, Quotient, TargetInfo, TargetSpec
 
-DECLARATION = "KVFUZZ_QUOTIENT"
+QUOTIENT, DOMAIN = "KVFUZZ_QUOTIENT", "KVFUZZ_DOMAIN"
 
 
 def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
     """The adapter of the function; its op is `spec.op`, or what its parameters say.
 
-    It claims all that can be drawn: narrow it with --where, or let the function refuse by raising
-    NotImplementedError. Raises UsageError where the file, the function or its op cannot be made
-    out, and NotCheckedError where the file does not import.
+    It claims all strides, sizes and numbers, of the axes in `CONVENTIONAL` those levels, and
+    instead of either what the file declares: narrow it with --where, or let the function refuse by
+    raising NotImplementedError. Raises UsageError where the file, the function, its op or a
+    declaration cannot be made out, and NotCheckedError where the file does not import.
     """
     file, _, name = spec.name.rpartition(":")
     path = Path(file)
@@ -44,10 +48,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         # Never the path: a seed must mean the same on every machine.
         name=f"file:{name}",
         op=op,
-        domain=Domain(
-            allowed={"cache_dtype": formats_of(arch)},
-            source=f"a file target claims all that Triton can do on {arch}; narrow it by --where",
-        ),
+        domain=_domain(module, spec.name, arch),
         quantise=_quantise(module, spec.name),
         partner=INVERSE[op],
         content=content,
@@ -55,14 +56,30 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
     return Adapter(info, bind(function, op), (NotImplementedError,))
 
 
+def _domain(module: ModuleType, target: str, arch: str) -> Domain:
+    declared = getattr(module, DOMAIN, "")
+    if not isinstance(declared, str):
+        raise UsageError(f"target {target}: {DOMAIN}={declared!r}, expected text, AXIS=LEVEL|LEVEL")
+    try:
+        more = parse_where(declared)
+    except UsageError as error:
+        raise UsageError(f"target {target}: {DOMAIN}: {error}".replace("--where ", "")) from None
+    formats = formats_of(arch)
+    known = tuple(each for each in more.pop("cache_dtype", formats) if each in formats)
+    if not known:
+        raise UsageError(f"target {target}: {DOMAIN}: on {arch} Triton has {'|'.join(formats)}")
+    return Domain(
+        allowed=CONVENTIONAL | more | {"cache_dtype": known},
+        source=f"a file target takes the conventional on {arch}, or what its {DOMAIN} says",
+    )
+
+
 def _quantise(module: ModuleType, target: str) -> Quantise:
-    declared: Quotient = getattr(module, DECLARATION, "x/s")
+    declared: Quotient = getattr(module, QUOTIENT, "x/s")
     known = get_args(Quotient)
     if declared not in known:
-        raise UsageError(
-            f"target {target}: {DECLARATION}={declared!r}, expected {' or '.join(known)}"
-        )
-    return Quantise(declared, f"{DECLARATION} of the file, x/s where it declares none")
+        raise UsageError(f"target {target}: {QUOTIENT}={declared!r}, expected {' or '.join(known)}")
+    return Quantise(declared, f"{QUOTIENT} of the file, x/s where it declares none")
 
 
 def _import(path: Path, content: str) -> ModuleType:

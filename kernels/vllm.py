@@ -15,12 +15,14 @@ import torch
 
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter, Call, content_of
-from kvfuzz.kernels.contracts import bind
+from kvfuzz.kernels.contracts import CONVENTIONAL, bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.kernels.source_loader import SourceTree
+from kvfuzz.kernels.vllm_pages import pages_of
 from kvfuzz.kernels.vllm_stubs import known
 from kvfuzz.model.axes import BLOCK_SIZES, HEAD_SIZES, Domain, Levels
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
+from kvfuzz.model.vocabulary import conflict
 
 AITER_FA = "vllm/v1/attention/backends/rocm_aiter_fa.py"
 TRITON_ATTN = "vllm/v1/attention/backends/triton_attn.py"
@@ -67,14 +69,15 @@ def _gather(tree: SourceTree, arch: str) -> Adapter:
     function = _function(module, "cp_mha_gather_cache")
     backend, own = _text(module), inspect.getsource(function)
     has_writer = any((tree.root / file).is_file() for file in FLASH)
-    allowed = _aiter_fa(backend, arch, order=_gather_orders(backend, own))
+    pages = pages_of(tree.root, backend)
+    allowed = _aiter_fa(backend, arch, order=_gather_orders(backend, own)) | pages.allowed
     # The output is the backend's own workspace; the function has no strides for it.
     allowed["rows"] = ("dense",)
     if _calls_never_dequantise(backend):
         allowed["cache_dtype"] = ("bf16", "fp16")
     domain = Domain(
         allowed=allowed,
-        forbidden=(PACKED_AS_SHUFFLE,),
+        forbidden=(PACKED_AS_SHUFFLE, *pages.forbidden),
         source=f"{AITER_FA}: cp_mha_gather_cache, get_kv_cache_shape, _split_kv_cache",
     )
     return _adapter(
@@ -90,9 +93,15 @@ def _gather(tree: SourceTree, arch: str) -> Adapter:
 def _shuffle(tree: SourceTree, arch: str) -> Adapter:
     module = tree.load(AITER_FA)
     function = _function(module, "reshape_and_cache_shuffle_triton")
-    allowed = _aiter_fa(_text(module), arch, order=("shuffle",)) | {"scale": scales_of(arch)}
+    pages = pages_of(tree.root, _text(module))
+    allowed = _aiter_fa(_text(module), arch, order=("shuffle",)) | pages.allowed
+    nestings = pages.levels("nesting")
+    allowed["nesting"] = tuple(
+        each for each in nestings if conflict({"order": "shuffle", "nesting": each}) is None
+    )
     domain = Domain(
-        allowed=allowed,
+        allowed=allowed | {"scale": scales_of(arch)},
+        forbidden=pages.forbidden,
         source=f"{AITER_FA}: reshape_and_cache_shuffle_triton, get_kv_cache_shape",
     )
     return _adapter(
@@ -112,10 +121,14 @@ def _flash(tree: SourceTree, arch: str) -> Adapter:
     where = Path(str(module.__file__)).relative_to(tree.root)
     # Before it took a head stride, the function asserted that heads lie side by side.
     dense_heads = "head_stride == head_size" in inspect.getsource(function)
-    backend = tree.root / TRITON_ATTN
-    packed = not backend.is_file() or _is_packed(backend.read_text())
+    path = tree.root / TRITON_ATTN
+    backend = path.read_text() if path.is_file() else ""
+    packed = not backend or _is_packed(backend)
+    pages = pages_of(tree.root, backend)
     domain = Domain(
-        allowed={
+        allowed=CONVENTIONAL
+        | pages.allowed
+        | {
             "order": ("nhd",) if dense_heads else ("nhd", "hnd"),
             "layout": _layouts(("kv_first", "blocks_first", "hybrid"), packed and not dense_heads),
             "block_size": BLOCKS_OF_16,
@@ -123,6 +136,7 @@ def _flash(tree: SourceTree, arch: str) -> Adapter:
             "cache_dtype": ("fp32", "bf16", "fp16", dialect_of(arch)),
             "scale": scales_of(arch),
         },
+        forbidden=pages.forbidden,
         source=f"{where}: triton_reshape_and_cache_flash; {TRITON_ATTN}: get_kv_cache_shape, "
         "get_supported_kernel_block_sizes",
     )
@@ -154,10 +168,13 @@ def _writer(tree: SourceTree, arch: str) -> Adapter:
         }
         domain = Domain(
             allowed=domain.allowed | {"order": (*domain.levels("order"), "shuffle")},
-            forbidden=tuple(
-                {axis: levels, "order": ("shuffle",)}
-                for axis, levels in flash_only.items()
-                if levels
+            forbidden=(
+                *domain.forbidden,
+                *(
+                    {axis: levels, "order": ("shuffle",)}
+                    for axis, levels in flash_only.items()
+                    if levels
+                ),
             ),
             source=f"{domain.source}; {shuffle.info.domain.source}",
         )
@@ -234,7 +251,7 @@ def _aiter_fa(backend: str, arch: str, *, order: Levels) -> dict[str, Levels]:
     kv_first = re.search(r"return \(2, num_blocks,", backend) is not None
     layouts = ("kv_first", "hybrid") if kv_first else ("kv_first", "blocks_first", "hybrid")
     strided = any(level != "shuffle" for level in order)
-    return {
+    return CONVENTIONAL | {
         "order": order,
         "layout": _layouts(layouts, strided and _is_packed(backend)),
         "block_size": BLOCKS_OF_16,

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvfuzz.model.case import Case, Step
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles import image
-from kvfuzz.oracles.writes import SIDES, Stored, dequantised, rows_heads_dims
+from kvfuzz.oracles.writes import SIDES, Stored, dequantised, rows_heads_dims, scales_at
 
 
 def gather_cache(
@@ -40,7 +40,7 @@ def gather_cache(
             image.positions(case, cache, block=block, token=token, head=head, dim=dim),
             cache.dtype,
         )
-        scale = images[case.bound_buffer(step, scale_name)].view(torch.float32)
+        scale = scales_at(case, step, scale_name, images, block=block, token=token, head=head)
         converted = cache.dtype != out.dtype
         codes = dequantised(codes, cache.dtype, out.dtype, scale)
         at = image.positions(case, out, token=row, head=head, dim=dim)

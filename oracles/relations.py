@@ -13,7 +13,7 @@ from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
 from kvfuzz.oracles.related import ended
 from kvfuzz.oracles.stored_bytes import first_violation, place_of
-from kvfuzz.oracles.writes import SIDES, dequantised, quantised, rows_heads_dims
+from kvfuzz.oracles.writes import SIDES, dequantised, quantised, rows_heads_dims, scales_at
 
 AGAIN = "again"
 ROUND_TRIP = "round_trip"
@@ -56,6 +56,14 @@ def _codes(run: Run, images: dict[str, Tensor], step: Step, name: str, rows: Ten
     return image.read(images[field.buffer], at, field.dtype)
 
 
+def _scale(run: Run, step: Step, name: str, slot: Tensor) -> Tensor:
+    """The scales of slots `[rows, 1, 1]` and of all heads."""
+    cache = run.case.bound_field(step, "key_cache")
+    head = torch.arange(cache.extents["head"], device=slot.device)[:, None]
+    block, token = slot // cache.extents["token"], slot % cache.extents["token"]
+    return scales_at(run.case, step, name, run.before, block=block, token=token, head=head)
+
+
 def roundtrip(runs: Runs) -> Judgement:
     """What is written and gathered back is what went in, through the cache dtype.
 
@@ -68,16 +76,16 @@ def roundtrip(runs: Runs) -> Judgement:
     write, gather = _step(run.case, "reshape_and_cache"), _step(run.case, "gather_cache")
     slots = torch.tensor(run.case.integers(write, "slot_mapping"))
     stored = torch.nonzero(slots >= 0).flatten()
+    slot = slots[stored][:, None, None]
     for side, cache_name, scale_name in SIDES:
         source, out = run.case.bound_field(write, side), run.case.bound_field(gather, side)
         cache = run.case.bound_field(write, cache_name)
-        scale = run.before[run.case.bound_buffer(write, scale_name)].view(torch.float32)
-        went_in = _codes(run, run.before, write, side, stored.to(scale.device))
+        device = run.before[cache.buffer].device
+        scale = _scale(run, write, scale_name, slot.to(device))
+        went_in = _codes(run, run.before, write, side, stored.to(device))
         through = quantised(went_in, source.dtype, cache.dtype, scale, run.quantise)
         expected = dequantised(through, cache.dtype, out.dtype, scale)
-        came_out = _codes(
-            run, run.after, gather, side, torch.arange(len(stored), device=scale.device)
-        )
+        came_out = _codes(run, run.after, gather, side, torch.arange(len(stored), device=device))
         dtype = DTYPES[out.dtype]
         wrong = came_out != expected
         if source.dtype != cache.dtype:

@@ -13,12 +13,12 @@ from kvfuzz.errors import UsageError
 from kvfuzz.model.case import Case
 from kvfuzz.model.fill import IntegerFill, word
 from kvfuzz.model.held import held
-from kvfuzz.model.layout import LAYOUTS, ORDERS
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import AttentionLayer, Layer
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.scene import Scene
 from kvfuzz.model.steps import CACHES
+from kvfuzz.model.vocabulary import LAYOUTS, ORDERS
 from kvfuzz.oracles.liveness import read_elements, rows_of, slots_of, written_elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted

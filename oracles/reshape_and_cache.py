@@ -11,7 +11,7 @@ from torch import Tensor
 from kvfuzz.model.case import Case, Step
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles import image
-from kvfuzz.oracles.writes import SIDES, Stored, quantised, rows_heads_dims
+from kvfuzz.oracles.writes import SIDES, Stored, quantised, rows_heads_dims, scales_at
 
 
 def reshape_and_cache(
@@ -28,15 +28,14 @@ def reshape_and_cache(
         block_size = cache.extents["token"]
         row, head, dim = rows_heads_dims(cache, rows)
         slot = slots[rows][:, None, None]
+        block, token = slot // block_size, slot % block_size
         codes = image.read(
             images[source.buffer],
             image.positions(case, source, token=row, head=head, dim=dim),
             source.dtype,
         )
-        scale = images[case.bound_buffer(step, scale_name)].view(torch.float32)
-        at = image.positions(
-            case, cache, block=slot // block_size, token=slot % block_size, head=head, dim=dim
-        )
+        scale = scales_at(case, step, scale_name, images, block=block, token=token, head=head)
+        at = image.positions(case, cache, block=block, token=token, head=head, dim=dim)
         converted = source.dtype != cache.dtype
         codes = quantised(codes, source.dtype, cache.dtype, scale, quantise)
         stored.append(Stored(cache, at, codes, converted))

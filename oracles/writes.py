@@ -1,13 +1,16 @@
-"""What a reference returns: elements with their addresses, and the two conversions of a cache."""
+"""What a reference returns, elements with their addresses; a cache's scales and conversions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kvfuzz.model.case import Case, Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.layout import Field
 from kvfuzz.model.target import Quantise
+from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import decode, encode
 
 SIDES = (("key", "key_cache", "k_scale"), ("value", "value_cache", "v_scale"))
@@ -23,6 +26,16 @@ class Stored:
     codes: Tensor
     converted: bool
     """Whether a conversion made the codes, so that a NaN is a class and not a bit pattern."""
+
+
+def scales_at(
+    case: Case, step: Step, name: str, images: Mapping[str, Tensor], **coordinates: Tensor
+) -> Tensor:
+    """The scale `name` of the element at each coordinate, fp32; broadcasts with the coordinates."""
+    field = case.bound_field(step, name)
+    at = image.positions(case, field, **coordinates)
+    codes = image.read(images[field.buffer], at, field.dtype)
+    return codes.to(torch.int32).view(torch.float32)  # positive, so that no bit is lost
 
 
 def quantised(codes: Tensor, source: str, cache: str, scale: Tensor, how: Quantise) -> Tensor:

@@ -5,8 +5,9 @@ import itertools
 from kvfuzz.model.axes import facts
 from kvfuzz.model.case import Case, TensorView
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.fill import Fill, FloatFill, IntegerFill, TieFill
+from kvfuzz.model.fill import Fill, FloatFill, IntegerFill, ScaleFill, TieFill
 from kvfuzz.model.plan import Sequence
+from kvfuzz.model.scene import Scene
 from kvfuzz.model.verdict import Launch
 from kvfuzz.reports.text import Pairs, count, numbers
 
@@ -26,12 +27,13 @@ def case_rows(case: Case) -> Pairs:
                     f"block_size={g.block_size}",
                     f"num_kv_heads={g.num_kv_heads}",
                     f"head_size={g.head_size}",
+                    *([f"head_size_v={g.head_size_v}"] if g.head_size_v else []),
                 )
             ),
         ),
-        ("layout", f"{scene.attention.layout}, order {scene.attention.order}, {_density(case)}"),
+        ("layout", f"{layout_words(scene)}, {_density(case)}"),
         ("dtypes", f"cache {scene.attention.cache_dtype}, model {scene.model_dtype}"),
-        ("scales", f"k_scale {_scale(scene.k_scale)}, v_scale {_scale(scene.v_scale)}"),
+        ("scales", _scales(scene)),
     ]
     rows += _sequence_rows(scene.batch.sequences, g.block_size)
     if scene.op == "reshape_and_cache":
@@ -46,6 +48,25 @@ def case_rows(case: Case) -> Pairs:
     if scene.state_blocks:
         rows.append(("state", f"Mamba state in blocks {numbers(scene.state_blocks)}"))
     return rows + _view_rows(case)
+
+
+def layout_words(scene: Scene) -> str:
+    """How the pages of the op's layer lie, as far as that is not the plainest."""
+    layer = scene.attention
+    count = len(scene.plan.sharing(layer.allocation))
+    said = [layer.layout, f"order {layer.order}"]
+    if count > 1 or layer.nesting != "layer_first":
+        said.append(f"nesting {layer.nesting} of {count} attention layer{'s' * (count > 1)}")
+    if layer.page_padding:
+        said.append(f"{layer.page_padding} bytes of padding behind a page")
+    return ", ".join(said)
+
+
+def _scales(scene: Scene) -> str:
+    many = scene.attention.granularity != "tensor"
+    least = "from " if many else ""
+    said = f"k_scale {least}{_scale(scene.k_scale)}, v_scale {least}{_scale(scene.v_scale)}"
+    return f"{said}, granularity {scene.attention.granularity}" if many else said
 
 
 def _density(case: Case) -> str:
@@ -94,7 +115,23 @@ def _tuple(values: tuple[int, ...]) -> str:
 
 def buffer_rows(case: Case) -> list[tuple[str, ...]]:
     """Every buffer: name, bytes, initial content."""
-    return [(buffer.name, f"{buffer.nbytes:,}", fill_words(buffer.fill)) for buffer in case.buffers]
+    return [
+        (
+            buffer.name,
+            f"{buffer.nbytes:,}",
+            "; ".join(
+                [
+                    fill_words(buffer.fill),
+                    *(
+                        f"{field.name} inside: {fill_words(field.fill)}"
+                        for field in case.fields
+                        if field.buffer == buffer.name and field.fill
+                    ),
+                ]
+            ),
+        )
+        for buffer in case.buffers
+    ]
 
 
 def view_rows(case: Case) -> list[tuple[str, ...]]:
@@ -119,6 +156,8 @@ def fill_words(fill: Fill) -> str:
             f"hash of seed {fill.seed}: {fill.dtype} next to rounding ties of {fill.cache_dtype} "
             f"times {_scale(fill.scale)}"
         )
+    if isinstance(fill, ScaleFill):
+        return f"hash of seed {fill.seed}: fp32 from {_scale(fill.least)} to four times that"
     return f"hash of seed {fill.seed}: any bytes"
 
 

@@ -6,7 +6,7 @@ pairing says where a wrong value should have come from, or where it should have 
 
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.fill import ByteFill, IntegerFill, byte_at, code_at
+from kvfuzz.model.fill import ByteFill, IntegerFill, ScaleFill, byte_at, code_at
 from kvfuzz.model.layout import Axis, Field
 from kvfuzz.model.round_trip import with_round_trip
 from kvfuzz.model.verdict import Place
@@ -20,13 +20,15 @@ def element(place: Place) -> str:
     """`layer.0 k, block 4, head 0, token 3, dim 0`; rows of an activation are called rows."""
     if not place.field:
         return f"no element of {place.buffer}"
-    cached = "block" in place.coordinate
+    cached = bool(place.layer)
     digits = [
         f"{axis if cached or axis != 'token' else 'row'} {place.coordinate[axis]}"
         for axis in (_CACHE_AXES if cached else _ROW_AXES)
         if axis in place.coordinate
     ]
-    return ", ".join([f"{place.layer} {place.field}".strip(), *digits])
+    # Fields of the layers beside the op's own have the layer in their name already.
+    field = place.field.removeprefix(f"{place.layer}.")
+    return ", ".join([f"{place.layer} {field}".strip(), *digits])
 
 
 def byte(place: Place) -> str:
@@ -74,7 +76,13 @@ def meaning(case: Case, place: Place) -> str:
         return f"block {place.coordinate['block']} holds Mamba state of {place.layer}"
     if place.field not in {field.name for field in case.fields}:
         return ""
-    return _cached(case, place) if "block" in place.coordinate else _row(case, place)
+    if not place.layer:
+        return _row(case, place)
+    if place.layer != case.scene.layer:
+        return f"{place.layer} shares the allocation with {case.scene.layer}, which the op works on"
+    if "dim" not in place.coordinate:
+        return f"a scale, which the op only reads (granularity {case.scene.attention.granularity})"
+    return _cached(case, place)
 
 
 def _row(case: Case, place: Place) -> str:
@@ -185,6 +193,9 @@ def initial(case: Case, place: Place) -> str:
     """The code that the element at `place` holds before the first step, as hex."""
     field, buffer = case.field(place.field), case.buffer(place.buffer)
     start, size = first_byte(case, place), itemsize(field.dtype)
+    if isinstance(field.fill, ScaleFill):
+        index = field.index({axis: place.coordinate[axis] for axis in field.extents})
+        return f"0x{code_at(field.fill, field.name, index):0{2 * size}x}"
     if isinstance(buffer.fill, ByteFill):
         held = bytes(byte_at(buffer.fill, buffer.name, start + each) for each in range(size))
         return "0x" + held[::-1].hex()

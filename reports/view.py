@@ -12,7 +12,7 @@ from kvfuzz.model.events import Found
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 from kvfuzz.reports import places
-from kvfuzz.reports.cases import case_rows, launch_rows
+from kvfuzz.reports.cases import case_rows, launch_rows, layout_words
 from kvfuzz.reports.text import Pairs
 from kvfuzz.reports.words import words
 
@@ -119,9 +119,7 @@ def subject_rows(seed: Seed, result: PropertyResult) -> Pairs:
     ]
     layer = place.layer if place and place.layer else seed.case.scene.layer
     view = f"; {place.field or 'no element'} in buffer {place.buffer}" if place else ""
-    rows.append(
-        ("layer", f"{layer}, layout {scene.attention.layout}, order {scene.attention.order}{view}")
-    )
+    rows.append(("layer", f"{layer}, layout {layout_words(scene)}{view}"))
     return rows
 
 

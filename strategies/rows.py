@@ -20,7 +20,11 @@ Row = dict[str, str]
 """A level for every axis."""
 
 OFTEN: dict[str, dict[str, int]] = {
-    "order": {"nhd": 2, "hnd": 2, "shuffle": 3},
+    "order": {"nhd": 2, "hnd": 2, "shuffle": 2},
+    "nesting": {"layer_first": 3},
+    "page": {"exact": 2},
+    "value_size": {"same": 4},
+    "granularity": {"tensor": 4},
     "scale": {"general": 2},
     "block_size": {"2": 2, "4": 2, "8": 2, "16": 4, "32": 2},
     "num_kv_heads": {"1": 3, "2": 3},
@@ -126,8 +130,18 @@ class Space:
         Elsewhere `prefer(row so far, possible levels)` orders the levels, and the first that leads
         to a row is taken.
         """
+        early = self._decided_by_wanted(wanted)
+        if early is None:
+            return None
         row: list[int] = []
         dead: set[tuple[int, ...]] = set()
+
+        def fits(at: int, level: int) -> bool:
+            chosen = {**wanted, at: level}
+            return all(
+                tuple([chosen[axis] if axis in chosen else row[axis] for axis in axes]) in allowed
+                for axes, allowed in early[at]
+            )
 
         def extend() -> bool:
             at = len(row)
@@ -139,7 +153,7 @@ class Space:
             possible = self.possible(row)
             options = [wanted[at]] if at in wanted else prefer(row, possible)
             for level in options:
-                if level in possible:
+                if level in possible and fits(at, level):
                     row.append(level)
                     if extend():
                         return True
@@ -148,6 +162,22 @@ class Space:
             return False
 
         return row if extend() else None
+
+    def _decided_by_wanted(self, wanted: Mapping[int, int]) -> list[list[_Table]] | None:
+        """By axis, the rules that it decides early, since their later axes are all wanted ones.
+
+        None where the wanted levels break a rule among themselves.
+        """
+        early: list[list[_Table]] = [[] for _ in self.axes]
+        for rules in self._rules:
+            for axes, allowed in rules:
+                open_axes = [axis for axis in axes if axis not in wanted]
+                if not open_axes:
+                    if tuple([wanted[axis] for axis in axes]) not in allowed:
+                        return None
+                elif open_axes[-1] < axes[-1]:
+                    early[open_axes[-1]].append((axes, allowed))
+        return early
 
     def named(self, row: Sequence[int]) -> Row:
         """A row of indices as names of levels."""

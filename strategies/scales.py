@@ -21,6 +21,8 @@ def scale_pair(choices: Choices, row: Row) -> tuple[int, int]:
         return ONE, ONE
     cache, model = DTYPES[row["cache_dtype"]], DTYPES[row["model_dtype"]]
     headroom = math.frexp(model.max_finite / cache.max_finite)[1] - 2
+    if row["granularity"] != "tensor":
+        headroom -= 2  # the largest of many is four times the least
     highest = min(LARGEST_EXPONENT, headroom)
     k_exponent = number(choices, SMALLEST_EXPONENT, highest)
     # Another exponent: one of those left, counted from the smallest.

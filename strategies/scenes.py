@@ -1,20 +1,25 @@
 """Whole scenes for one op, from a target's domain: a row first, then what the row leaves open."""
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import itemsize
-from kvfuzz.model.layout import Geometry, place
+from kvfuzz.model.layout import Geometry
+from kvfuzz.model.placement import place
 from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
+from kvfuzz.model.vocabulary import SCALE_BYTES, x_of
 from kvfuzz.strategies.batches import Occupancy, occupancy, row_gap
-from kvfuzz.strategies.choices import Choices, FromHypothesis
+from kvfuzz.strategies.choices import Choices, FromHypothesis, chance, number, pick
 from kvfuzz.strategies.rows import Row, Space, space
 from kvfuzz.strategies.scales import scale_pair
 
 MAX_FILL_SEED = (1 << 32) - 1
-LAYER, STATE_LAYER = "layer.0", "layer.1"
+MOST_LAYERS = 3
+SEVERAL = 6
+"""One in so many caches whose layers lie apart has several of them."""
 
 
 def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
@@ -34,22 +39,23 @@ def drawn_scene(choices: Choices, within: Space) -> Scene:
     """The scene that `choices` make; the first of them are its row."""
     row = within.drawn_row(choices)
     writes = within.op == "reshape_and_cache"
-    page = Geometry(1, int(row["block_size"]), int(row["num_kv_heads"]), int(row["head_size"]))
-    element = itemsize(row["cache_dtype"])
+    layer = _layer(choices, row)
+    page, element = layer.geometry, itemsize(layer.cache_dtype)
+    index, count = _layers(choices, row)
     occupied = occupancy(
         choices,
         row,
         page,
         side_bytes=page.block_size * page.num_kv_heads * page.head_size * element,
-        block_stride=place(row["layout"], row["order"], page, element).block_stride,
+        block_stride=place(layer, count=count).k.block,
         writes=writes,
     )
     k_scale, v_scale = scale_pair(choices, row)
     gapped = row["rows"] == "gapped"
     return Scene(
         op=within.op,
-        layer=LAYER,
-        plan=_plan(row, page, occupied),
+        layer=_name(index),
+        plan=_plan(layer, count, occupied),
         batch=occupied.batch,
         model_dtype=row["model_dtype"],
         k_scale=k_scale,
@@ -60,11 +66,55 @@ def drawn_scene(choices: Choices, within: Space) -> Scene:
     )
 
 
-def _plan(row: Row, page: Geometry, occupied: Occupancy) -> Plan:
-    geometry = Geometry(occupied.num_blocks, page.block_size, page.num_kv_heads, page.head_size)
-    attention = AttentionLayer(
-        LAYER, CACHE, row["layout"], row["order"], geometry, row["cache_dtype"]
+def _layer(choices: Choices, row: Row) -> AttentionLayer:
+    """A layer as the row says, of one block and without a name."""
+    head_size, x = int(row["head_size"]), x_of(row["cache_dtype"])
+    value_size, padding = 0, 0
+    if row["value_size"] == "narrower":
+        value_size = pick(choices, (head_size - x, max(x, head_size // (2 * x) * x)))
+    elif row["value_size"] == "wider":
+        value_size = head_size + x * number(choices, 1, 4)
+    if row["page"] == "padded":
+        inline = row["granularity"] == "token_head_inline"
+        unit = SCALE_BYTES if inline else itemsize(row["cache_dtype"])
+        padding = pick(choices, (16, 64, unit, 3 * unit, 7 * unit))
+    return AttentionLayer(
+        "",
+        CACHE,
+        row["layout"],
+        row["order"],
+        Geometry(1, int(row["block_size"]), int(row["num_kv_heads"]), head_size, value_size),
+        row["cache_dtype"],
+        nesting=row["nesting"],
+        page_padding=padding,
+        granularity=row["granularity"],
+    )
+
+
+def _layers(choices: Choices, row: Row) -> tuple[int, int]:
+    """Which attention layer of its allocation the op works on, and how many there are.
+
+    Layers that lie side by side show as such where there are two; a huge cache has one otherwise.
+    """
+    if row["nesting"] in ("block_first", "block_head_first"):
+        count = number(choices, 2, MOST_LAYERS)
+    elif row["reach"] == "near" and chance(choices, SEVERAL):
+        count = number(choices, 1, MOST_LAYERS)
+    else:
+        count = 1
+    return number(choices, 0, count - 1), count
+
+
+def _name(index: int) -> str:
+    return f"layer.{index}"
+
+
+def _plan(layer: AttentionLayer, count: int, occupied: Occupancy) -> Plan:
+    geometry = msgspec.structs.replace(layer.geometry, num_blocks=occupied.num_blocks)
+    attention = tuple(
+        msgspec.structs.replace(layer, name=_name(index), geometry=geometry)
+        for index in range(count)
     )
     if not occupied.state_blocks:
-        return Plan((attention,))
-    return Plan((attention, StateLayer(STATE_LAYER, CACHE, occupied.state_blocks)))
+        return Plan(attention)
+    return Plan((*attention, StateLayer(_name(count), CACHE, occupied.state_blocks)))

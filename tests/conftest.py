@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kvfuzz.model.layout import Geometry
 from kvfuzz.model.plan import AttentionLayer, Batch, Plan, Sequence, StateLayer
 from kvfuzz.model.scene import Scene
 
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 ONE = 0x3F800000
 ROOT = Path(kvfuzz.__file__).resolve().parent.parent
 

@@ -19,6 +19,7 @@ from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case, Step
+from kvfuzz.model.fill import LARGE
 from kvfuzz.model.lower import lower
 from kvfuzz.model.scene import Scene
 from kvfuzz.model.search import Steps, fewest
@@ -52,7 +53,7 @@ def reduced(
     A run is never broken off, so that the last one may end late. The same case and answers give the
     same result. A case that fails at times only comes back as far as its last results still fail.
     """
-    most_bytes = max(case.nbytes, cases.LARGE)
+    most_bytes = max(case.nbytes, LARGE)
     trial = _Trial(still_fails, domain, most_bytes, time.monotonic() + budget_s, max_runs)
     recent: deque[Case] = deque(maxlen=CONFIRMATIONS)
     ended_by: Literal["minimal", "time", "runs"] = "minimal"

@@ -11,11 +11,19 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model import tokens
+from kvfuzz.model import layout_facts, tokens
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.fill import FloatFill, IntegerFill, TieFill
-from kvfuzz.model.layout import LAYOUTS, ORDERS, Field
+from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, TieFill
+from kvfuzz.model.scales import SCALES, least_scale
+from kvfuzz.model.vocabulary import (
+    GRANULARITIES,
+    LAYOUTS,
+    NESTINGS,
+    ORDERS,
+    PAGES,
+    VALUE_SIZES,
+)
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128, 544, 784)
 """544 and 784 are what vLLM chooses for Qwen3-Next and Qwen3.5 (page-size unification)."""
@@ -42,35 +50,6 @@ class Axis(msgspec.Struct, frozen=True):
         return self.by_op.get(op, self.levels)
 
 
-def _k(case: Case) -> Field:
-    return case.bound_field(case.steps[0], "key_cache")
-
-
-def _v(case: Case) -> Field:
-    return case.bound_field(case.steps[0], "value_cache")
-
-
-def _strides(field: Field) -> dict[str, int]:
-    return {term.axis: term.stride for term in field.terms}
-
-
-def _order(case: Case) -> str:
-    terms, strides = _k(case).terms, _strides(_k(case))
-    if len(terms) > 4:
-        return "shuffle"
-    return "hnd" if strides["head"] > strides["token"] else "nhd"
-
-
-def _layout(case: Case) -> str:
-    k, v, strides = _k(case), _v(case), _strides(_k(case))
-    if any(field.name == "state" for field in case.fields):
-        return "hybrid"
-    row = case.geometry.head_size * itemsize(k.dtype)
-    if _order(case) != "shuffle" and min(strides["head"], strides["token"]) == 2 * row:
-        return "content_packed"
-    return "kv_first" if v.base - k.base >= strides["block"] else "blocks_first"
-
-
 def _dense(case: Case) -> str:
     view = case.tensor(case.steps[0].tensors["key_cache"])
     expected = itemsize(view.dtype)
@@ -83,12 +62,11 @@ def _dense(case: Case) -> str:
 
 def _scale_kind(case: Case) -> str:
     kinds = set()
-    for name in ("k_scale", "v_scale"):
-        fill = case.buffer(name).fill
-        bits = fill.values[0] if isinstance(fill, IntegerFill) else 0
-        power_of_two = bits & ((1 << 23) - 1) == 0
-        kinds.add("unit" if bits == 0x3F800000 else "power_of_two" if power_of_two else "general")
-    if not DTYPES[_k(case).dtype].is_fp8:
+    for name in SCALES:
+        bits = least_scale(case, case.steps[0], name)
+        power_of_two = bits & FP32_MANTISSA == 0
+        kinds.add("unit" if bits == FP32_ONE else "power_of_two" if power_of_two else "general")
+    if not DTYPES[layout_facts.key_cache(case).dtype].is_fp8:
         return "none"
     return next(kind for kind in ("general", "power_of_two", "unit") if kind in kinds)
 
@@ -107,9 +85,13 @@ def _rows(case: Case) -> str:
 
 
 AXES: tuple[Axis, ...] = (
-    Axis("layout", LAYOUTS, _layout),
-    Axis("order", ORDERS, _order),
-    Axis("cache_dtype", tuple(DTYPES), lambda case: _k(case).dtype),
+    Axis("layout", LAYOUTS, layout_facts.layout),
+    Axis("order", ORDERS, layout_facts.order),
+    Axis("nesting", NESTINGS, layout_facts.nesting),
+    Axis("page", PAGES, layout_facts.page),
+    Axis("value_size", VALUE_SIZES, layout_facts.value_size),
+    Axis("granularity", GRANULARITIES, layout_facts.granularity),
+    Axis("cache_dtype", tuple(DTYPES), lambda case: layout_facts.key_cache(case).dtype),
     Axis(
         "model_dtype",
         ("fp32", "bf16", "fp16"),
@@ -118,17 +100,17 @@ AXES: tuple[Axis, ...] = (
     Axis(
         "block_size",
         tuple(map(str, BLOCK_SIZES)),
-        lambda case: str(_k(case).extents["token"]),
+        lambda case: str(layout_facts.key_cache(case).extents["token"]),
     ),
     Axis(
         "num_kv_heads",
         tuple(map(str, HEAD_COUNTS)),
-        lambda case: str(_k(case).extents["head"]),
+        lambda case: str(layout_facts.key_cache(case).extents["head"]),
     ),
     Axis(
         "head_size",
         tuple(map(str, HEAD_SIZES)),
-        lambda case: str(_k(case).extents["dim"]),
+        lambda case: str(layout_facts.key_cache(case).extents["dim"]),
     ),
     Axis("scale", ("none", "unit", "power_of_two", "general"), _scale_kind),
     Axis("strides", ("dense", "not_dense"), _dense),

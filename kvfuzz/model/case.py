@@ -12,16 +12,21 @@ import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES, itemsize
-from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, TieFill
+from kvfuzz.model.fill import (
+    LARGE,
+    SPREAD,
+    ByteFill,
+    Fill,
+    FloatFill,
+    IntegerFill,
+    ScaleFill,
+    TieFill,
+)
 from kvfuzz.model.layout import Field, Geometry
 from kvfuzz.model.scene import Scene
 
 MOST_BYTES = 1 << 37
 """Largest buffer of a case: what is larger is a slip in a seed, not a test."""
-
-
-LARGE = 1 << 26
-"""Bytes from which on a buffer is filled and compared in part only (`kvfuzz.model.held`)."""
 
 
 class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,8 +89,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def geometry(self) -> Geometry:
         """The sizes of the cache that the first step works on."""
-        extents = self.bound_field(self.steps[0], "key_cache").extents
-        return Geometry(extents["block"], extents["token"], extents["head"], extents["dim"])
+        k = self.bound_field(self.steps[0], "key_cache").extents
+        v = self.bound_field(self.steps[0], "value_cache").extents["dim"]
+        return Geometry(k["block"], k["token"], k["head"], k["dim"], v if v != k["dim"] else 0)
 
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`."""
@@ -127,11 +133,11 @@ def _require(condition: bool, what: str) -> None:
         raise UsageError(f"impossible case: {what}")
 
 
-def _check_fill(buffer: Buffer) -> None:
-    fill, where = buffer.fill, f"fill of buffer {buffer.name}"
+def _check_fill(fill: Fill, nbytes: int, where: str) -> None:
+    where = f"fill of {where}"
     _require(
-        buffer.nbytes < LARGE or isinstance(fill, ByteFill),
-        f"{where}: {buffer.nbytes} bytes, use a fill of `bytes`, or less than {LARGE}",
+        nbytes < LARGE or isinstance(fill, ByteFill),
+        f"{where}: {nbytes} bytes, use a fill of `bytes`, or less than {LARGE}",
     )
     if isinstance(fill, IntegerFill):
         bits = 8 * itemsize(fill.dtype) if fill.dtype in DTYPES | INTEGER_SIZES else 0
@@ -151,6 +157,8 @@ def _check_fill(buffer: Buffer) -> None:
         known = fill.cache_dtype in DTYPES and DTYPES[fill.cache_dtype].is_fp8
         _require(known, f"{where}: cache_dtype={fill.cache_dtype!r}, expected an fp8 format")
         _require(0 < fill.scale < 0x7F800000, f"{where}: scale=0x{fill.scale:08x}")
+    if isinstance(fill, ScaleFill):
+        _require(0 < fill.least < 0x7F800000 - SPREAD, f"{where}: least=0x{fill.least:08x}")
 
 
 def check(case: Case) -> None:
@@ -168,7 +176,7 @@ def check(case: Case) -> None:
             1 <= buffer.nbytes <= MOST_BYTES,
             f"buffer {buffer.name}: nbytes={buffer.nbytes}, expected 1 to {MOST_BYTES}",
         )
-        _check_fill(buffer)
+        _check_fill(buffer.fill, buffer.nbytes, f"buffer {buffer.name}")
         if isinstance(buffer.fill, IntegerFill):
             _require(buffer.fill.dtype in known, f"buffer {buffer.name}: dtype {buffer.fill.dtype}")
             written = len(buffer.fill.values) * itemsize(buffer.fill.dtype)
@@ -194,6 +202,12 @@ def check(case: Case) -> None:
             field.base >= 0 and field.last_byte() < sizes[field.buffer],
             f"{where}: bytes {field.base}..{field.last_byte()} outside {sizes[field.buffer]} bytes",
         )
+        if field.fill is not None:
+            _check_fill(field.fill, sizes[field.buffer], f"field {field.name}")
+            _require(
+                isinstance(field.fill, ScaleFill) and field.dtype == "fp32",
+                f"{where}: only scales, of fp32, have a fill of their own",
+            )
     for view in case.tensors:
         where = f"tensor {view.name} in buffer {view.buffer}"
         element = itemsize(view.dtype)

@@ -41,7 +41,12 @@ def with_part(scene: Scene, part: Part, **changes: object) -> Scene:
         return msgspec.structs.replace(scene, batch=changed)
     if part == "layer":
         mine = cast("AttentionLayer", changed)
-        every = (mine if layer is scene.attention else layer for layer in scene.plan.layers)
+        sharing = scene.plan.sharing(mine.allocation)
+        # Layers that share an allocation are laid out alike.
+        every = (
+            msgspec.structs.replace(mine, name=layer.name) if layer in sharing else layer
+            for layer in scene.plan.layers
+        )
         return with_layers(scene, tuple(every))
     return cast("Scene", changed)
 

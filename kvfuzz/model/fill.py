@@ -10,7 +10,10 @@ hash of the buffer's name. Byte `a` of a `bytes` fill is byte `a % 8` (little en
 `a // 8`. Element `i` of a `floats` fill is made of the bits of word `i`: mantissa from the low
 bits, sign from bit 63, biased exponent `low + (word >> 32) % 2**16 % (high - low + 1)`. Element
 `i` of a `ties` fill is the midpoint above cache code `(word >> 32) % 2**16 % max_code`, times the
-scale, rounded to fp32 and then to the element's format, with the sign from bit 63.
+scale, rounded to fp32 and then to the element's format, with the sign from bit 63. Element `i` of a
+`scales` fill is one where the least scale is one, the least scale times
+`2 ** ((word >> 32) % 2**16 % 3)` where that is another power of two, and else its bit pattern plus
+the low 24 bits of the word: less than four times as much, with any mantissa.
 This module is the scalar definition; the worker computes the same in tensors, and TEST_VECTORS
 hold both to it.
 """
@@ -68,7 +71,24 @@ class TieFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ties
     scale: int
 
 
-Fill = IntegerFill | ByteFill | FloatFill | TieFill
+class ScaleFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="scales"):
+    """Positive fp32 numbers from `least` (a bit pattern) to less than, or just, four times that.
+
+    One stays one, powers of two stay powers of two.
+    """
+
+    seed: int
+    least: int
+
+
+Fill = IntegerFill | ByteFill | FloatFill | TieFill | ScaleFill
+
+FP32_ONE, FP32_MANTISSA = 0x3F800000, (1 << 23) - 1
+SPREAD = 1 << 24
+"""Bit patterns from a positive fp32 to four times as much."""
+
+LARGE = 1 << 26
+"""Bytes from which on a buffer is filled and compared in part only (`kvfuzz.model.held`)."""
 
 
 def mix(word: int) -> int:
@@ -104,8 +124,20 @@ def midpoint(cache: CacheDtype, code: int) -> float:
     return (cache.decode(code) + cache.decode(code + 1)) / 2
 
 
-def code_at(fill: FloatFill | TieFill, buffer: str, index: int) -> int:
+def scale_at(fill: ScaleFill, stream: str, index: int) -> int:
+    """The bit pattern of scale `index` that `fill` puts into a stream."""
+    bits = word(fill.seed, stream, index)
+    if fill.least == FP32_ONE:
+        return fill.least
+    if fill.least & FP32_MANTISSA == 0:
+        return fill.least + ((bits >> 32) % (1 << 16) % 3 << 23)
+    return fill.least + bits % SPREAD
+
+
+def code_at(fill: FloatFill | TieFill | ScaleFill, buffer: str, index: int) -> int:
     """The code of element `index` that `fill` puts into a buffer."""
+    if isinstance(fill, ScaleFill):
+        return scale_at(fill, buffer, index)
     dtype, bits = DTYPES[fill.dtype], word(fill.seed, buffer, index)
     if isinstance(fill, TieFill):
         fp32, cache = DTYPES["fp32"], DTYPES[fill.cache_dtype]

@@ -12,8 +12,9 @@ from itertools import accumulate
 
 import msgspec
 
-from kvfuzz.model.case import LARGE, Case
+from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.fill import LARGE
 from kvfuzz.model.layout import Field
 from kvfuzz.model.round_trip import touched
 
@@ -86,7 +87,7 @@ def _spans(case: Case, name: str) -> Held:
         for field in case.fields
         if field.buffer == name
         for block in _blocks(case, field)
-        for start, stop in (_span(field, block),)
+        for start, stop in _pieces(field, block)
     )
     merged: list[tuple[int, int]] = []
     for start, stop in spans:
@@ -107,13 +108,22 @@ def _blocks(case: Case, field: Field) -> list[int]:
     return sorted(block for block in {*near, *field.blocks} if 0 <= block <= last)
 
 
-def _span(field: Field, block: int) -> tuple[int, int]:
-    """The bytes from the first to the last of one block of a field."""
+def _pieces(field: Field, block: int) -> list[tuple[int, int]]:
+    """The bytes from the first to the last of one block of a field, for each head outside of it.
+
+    A term that takes wider steps than blocks do (heads outside of blocks, regions of state) makes a
+    piece of each of its digits; the others reach from a piece's first byte to its last.
+    """
     inner = dict.fromkeys(field.extents, 0) | {"block": block}
-    start = field.byte({axis: inner[axis] for axis in field.extents})
-    reach = sum(
-        term.stride * (term.digits(field.extents[term.axis]) - 1)
-        for term in field.terms
-        if term.axis != "block"
-    )
-    return start, start + reach + itemsize(field.dtype)
+    starts = [field.byte({axis: inner[axis] for axis in field.extents})]
+    stride = next((term.stride for term in field.terms if term.axis == "block"), 0)
+    reach = 0
+    for term in field.terms:
+        digits = term.digits(field.extents[term.axis])
+        if term.axis == "block":
+            continue
+        if stride and term.stride > stride:
+            starts = [start + digit * term.stride for start in starts for digit in range(digits)]
+        else:
+            reach += term.stride * (digits - 1)
+    return [(start, start + reach + itemsize(field.dtype)) for start in starts]

@@ -6,7 +6,8 @@ gives the first byte of an element:
     byte = base + sum(stride_i * ((coordinate[axis_i] // div_i) % mod_i))
 
 with strides in bytes. Plain strided layouts need one term per axis; SHUFFLE splits an axis in two.
-Oracles compute every address from fields and never from a tensor view.
+Oracles compute every address from fields and never from a tensor view. An axis without a term has
+one element for all its values: a scale that all heads share.
 """
 
 from collections.abc import Mapping
@@ -15,8 +16,12 @@ from typing import Literal
 import msgspec
 
 from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.fill import Fill
 
 Axis = Literal["block", "head", "token", "dim"]
+
+INDEX_ORDER: tuple[Axis, ...] = ("block", "token", "head", "dim")
+"""How the elements of a field are counted; JSON keeps no order of `extents`."""
 
 
 class Term(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -45,6 +50,8 @@ class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counts tokens inside a block. `layer` names the layer whose cache this is, or is empty.
     `blocks` are the block ids that belong to the field where it has some of an allocation's
     blocks only; empty means all. A field that names its blocks stands before one that does not.
+    `fill` lays elements of its own over what the buffer holds: element `index(coordinate)` of the
+    stream that is called like the field.
     """
 
     name: str
@@ -55,6 +62,7 @@ class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extents: dict[Axis, int]
     layer: str = ""
     blocks: tuple[int, ...] = ()
+    fill: Fill | None = None
 
     def byte(self, coordinate: Mapping[Axis, int]) -> int:
         """Byte address in the buffer of the element at `coordinate`."""
@@ -63,6 +71,14 @@ class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             digit = coordinate[term.axis] // term.div
             offset += term.stride * (digit % term.mod if term.mod else digit)
         return offset
+
+    def index(self, coordinate: Mapping[Axis, int]) -> int:
+        """The row-major number of the element, its axes in the order of `INDEX_ORDER`."""
+        number = 0
+        for axis in INDEX_ORDER:
+            if axis in self.extents:
+                number = number * self.extents[axis] + coordinate[axis]
+        return number
 
     def last_byte(self) -> int:
         """The largest byte address that any element of the field occupies."""
@@ -100,97 +116,10 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: int
     num_kv_heads: int
     head_size: int
+    head_size_v: int = 0
+    """Elements of one head of V where they differ from those of K; 0 says that they do not."""
 
-
-class Placement(msgspec.Struct, frozen=True):
-    """Where V of one layer lies, and how far apart blocks, tokens and heads are, in bytes."""
-
-    v_base: int
-    block_stride: int
-    token_stride: int
-    head_stride: int
-
-
-LAYOUTS: tuple[str, ...] = ("kv_first", "blocks_first", "hybrid", "content_packed")
-"""How K and V share the allocation (formulas: vLLM, by release).
-
-kv_first        (2, B, N, H, D): all K pages, then all V pages; #43660 moved AITER away from it
-blocks_first    (B, 2, N, H, D): K page and V page of a block side by side
-hybrid          the interleave [K0][V0][K1][V1] of attention beside Mamba pages (#37228)
-content_packed  (B, H, N, 2D): K and V of one token and head side by side (#44455)
-"""
-
-ORDERS: tuple[str, ...] = ("nhd", "hnd", "shuffle")
-"""The order of (token, head, dim) inside a page; `shuffle` is AITER's x-packed pair.
-
-With x = 16 bytes of elements and N = block_size, SHUFFLE stores K as (H, D/x, N, x) and V as
-(H, N/x, D, x).
-"""
-
-
-def place(layout: str, order: str, geometry: Geometry, element: int) -> Placement:
-    """The placement of one layer whose K starts its allocation; `element` is bytes."""
-    g = geometry
-    row = g.head_size * element
-    side = g.block_size * g.num_kv_heads * row  # one page of K, or of V, without the other
-    content = 2 * row if layout == "content_packed" else row
-    token_stride, head_stride = (
-        (content, g.block_size * content) if order == "hnd" else (g.num_kv_heads * content, content)
-    )
-    if layout == "kv_first":
-        v_base, block_stride = g.num_blocks * side, side
-    elif layout == "content_packed":
-        v_base, block_stride = row, 2 * side
-    else:
-        v_base, block_stride = side, 2 * side
-    return Placement(v_base, block_stride, token_stride, head_stride)
-
-
-def cache_fields(
-    layout: str, order: str, geometry: Geometry, dtype: str, *, buffer: str, layer: str
-) -> tuple[Field, Field]:
-    """The K and V fields of one layer's cache.
-
-    Raises ValueError for content_packed with shuffle: K and V tiles would overlap (#44455).
-    """
-    if layout == "content_packed" and order == "shuffle":
-        raise ValueError("layout content_packed has no shuffle order: K and V tiles would overlap")
-    element = itemsize(dtype)
-    at = place(layout, order, geometry, element)
-    k_terms: tuple[Term, ...]
-    v_terms: tuple[Term, ...]
-    if order == "shuffle":
-        x, n, d = 16 // element, geometry.block_size, geometry.head_size
-        block = Term("block", at.block_stride)
-        head = Term("head", n * d * element)
-        k_terms = (
-            block,
-            head,
-            Term("dim", n * x * element, x),
-            Term("token", x * element),
-            Term("dim", element, 1, x),
-        )
-        v_terms = (
-            block,
-            head,
-            Term("token", d * x * element, x),
-            Term("dim", x * element),
-            Term("token", element, 1, x),
-        )
-    else:
-        k_terms = v_terms = (
-            Term("block", at.block_stride),
-            Term("token", at.token_stride),
-            Term("head", at.head_stride),
-            Term("dim", element),
-        )
-    extents: dict[Axis, int] = {
-        "block": geometry.num_blocks,
-        "head": geometry.num_kv_heads,
-        "token": geometry.block_size,
-        "dim": geometry.head_size,
-    }
-    return (
-        Field("k", buffer, dtype, 0, k_terms, extents, layer),
-        Field("v", buffer, dtype, at.v_base, v_terms, extents, layer),
-    )
+    @property
+    def value_size(self) -> int:
+        """Elements of one head of V."""
+        return self.head_size_v or self.head_size

@@ -5,54 +5,55 @@ tokens into a dense workspace. Both fill the cache with hash bytes first, so tha
 is not named must survive.
 """
 
-from kvfuzz.model.case import Buffer, Case, TensorView
-from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.case import Buffer, Case
 from kvfuzz.model.fill import ByteFill, word
-from kvfuzz.model.layout import Axis, Field, Geometry, Term, cache_fields
+from kvfuzz.model.layout import Field
 from kvfuzz.model.parts import (
     Parts,
     Setting,
     activation_fill,
     gather_parts,
-    integers,
-    vector,
     write_parts,
 )
-from kvfuzz.model.plan import StateLayer
+from kvfuzz.model.placement import cache_fields, place, state_field
+from kvfuzz.model.scales import SCALES, Scales, inline_scales, scales_of
 from kvfuzz.model.scene import Scene, check
 from kvfuzz.model.steps import PAD_SLOT_ID
+from kvfuzz.model.views import SPELT, cache_view
 
 
 def lower(scene: Scene) -> Case:
     """The case of `scene`. Raises UsageError where the scene is impossible."""
     check(scene)
     layer = scene.attention
-    k, v = cache_fields(
-        layer.layout,
-        layer.order,
-        layer.geometry,
-        layer.cache_dtype,
-        buffer=layer.allocation,
-        layer=layer.name,
-    )
-    nbytes = max(k.last_byte(), v.last_byte()) + 1
-    page = nbytes // layer.geometry.num_blocks
+    sharing = scene.plan.sharing(layer.allocation)
+    count, index = len(sharing), sharing.index(layer)
+    nbytes = place(layer, count=count).nbytes
+    k, v, *inline = cache_fields(layer, index=index, count=count)
+    others = [
+        field
+        for number, other in enumerate(sharing)
+        if number != index
+        for field in cache_fields(other, index=number, count=count, prefix=f"{other.name}.")
+    ]
     # States first, so that a byte of their blocks is theirs: K and V are defined over all blocks.
-    states = [_state(each, scene, page) for each in scene.plan.states(layer.allocation)]
+    states = [
+        state_field(layer, count, name="state", owner=state.name, blocks=state.blocks)
+        for state in scene.plan.states(layer.allocation)
+    ]
+    scales = _scales(scene, inline)
     parts = OPS[scene.op](scene)
     return Case(
         buffers=(
             Buffer(layer.allocation, nbytes, ByteFill(scene.fill_seed)),
-            integers("k_scale", (scene.k_scale,), "fp32"),
-            integers("v_scale", (scene.v_scale,), "fp32"),
+            *(each.buffer for each in scales if each.buffer),
             *parts.buffers,
         ),
-        fields=(*states, k, v, *parts.fields),
+        fields=(*states, k, v, *(each.field for each in scales), *others, *parts.fields),
         tensors=(
-            _cache_view("key_cache", k, layer.geometry, layer.order),
-            _cache_view("value_cache", v, layer.geometry, layer.order),
-            vector("k_scale", 1, "fp32"),
-            vector("v_scale", 1, "fp32"),
+            cache_view("key_cache", k, layer.order),
+            cache_view("value_cache", v, layer.order),
+            *(each.view for each in scales),
             *parts.tensors,
         ),
         steps=(parts.step,),
@@ -60,38 +61,25 @@ def lower(scene: Scene) -> Case:
     )
 
 
-def _state(layer: StateLayer, scene: Scene, page: int) -> Field:
-    terms = (Term("block", page), Term("dim", 1))
-    extents: dict[Axis, int] = {"block": scene.attention.geometry.num_blocks, "dim": page}
-    return Field("state", layer.allocation, "u8", 0, terms, extents, layer.name, layer.blocks)
-
-
-def _cache_view(name: str, field: Field, g: Geometry, order: str) -> TensorView:
-    """The `[num_blocks, block_size, num_kv_heads, head_size]` view that engines pass.
-
-    A SHUFFLE cache is passed under the same shape and only reinterpreted inside a block, so its
-    inner strides are those of a dense NHD page (callers of reshape_and_cache_shuffle_triton in
-    vllm/v1/attention/backends/rocm_aiter_fa.py).
-    """
-    element = itemsize(field.dtype)
-    stride = {term.axis: term.stride for term in field.terms}
-    if order == "shuffle":
-        stride |= {"dim": element, "head": g.head_size * element}
-        stride["token"] = g.num_kv_heads * g.head_size * element
-    return TensorView(
-        name,
-        field.buffer,
-        field.dtype,
-        (g.num_blocks, g.block_size, g.num_kv_heads, g.head_size),
-        (stride["block"], stride["token"], stride["head"], stride["dim"]),
-        field.base,
-    )
+def _scales(scene: Scene, inline: list[Field]) -> list[Scales]:
+    layer, seed = scene.attention, scene.fill_seed
+    least = (scene.k_scale, scene.v_scale)
+    if inline:
+        return [
+            inline_scales(at, layer, bits, seed) for at, bits in zip(inline, least, strict=True)
+        ]
+    return [scales_of(name, layer, bits, seed) for name, bits in zip(SCALES, least, strict=True)]
 
 
 def _setting(scene: Scene) -> Setting:
     layer = scene.attention
-    layout = layer.order.upper()
-    return Setting(layer.geometry, layer.cache_dtype, scene.model_dtype, layout, scene.fill_seed)
+    return Setting(
+        layer.geometry,
+        layer.cache_dtype,
+        scene.model_dtype,
+        SPELT[layer.order],
+        scene.fill_seed,
+    )
 
 
 def _write(scene: Scene) -> Parts:

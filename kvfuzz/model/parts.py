@@ -11,6 +11,7 @@ from kvfuzz.model.case import Buffer, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, TieFill
 from kvfuzz.model.layout import Field, Geometry, Term
+from kvfuzz.model.scales import SCALES
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -47,7 +48,8 @@ def activation_fill(setting: Setting, scale_bits: int, values: str) -> Fill:
 
     A plain copy gets hash bytes, NaN payloads included. Before a conversion the magnitudes stay
     within the cache dtype's range (saturation is a property of its own): `values` says whether
-    they spread down through its subnormals to zero, or lie next to its rounding ties.
+    they spread down through its subnormals to zero, or lie next to its rounding ties. `scale_bits`
+    is the least of the scales.
     """
     seed = setting.fill_seed
     model, cache = DTYPES[setting.model_dtype], DTYPES[setting.cache_dtype]
@@ -108,25 +110,31 @@ def gather_parts(
 def _rows(
     name: str, setting: Setting, num_rows: int, gap: int, fill: Fill
 ) -> tuple[Buffer, Field, TensorView]:
-    """An activation `[num_rows, num_kv_heads, head_size]` whose rows are `gap` elements apart."""
+    """An activation `[num_rows, num_kv_heads, head_size]` whose rows are `gap` elements apart.
+
+    The head size is that of the side: values have `value_size` elements.
+    """
     g, dtype = setting.geometry, setting.model_dtype
+    head_size = g.value_size if name.startswith("value") else g.head_size
     element = itemsize(dtype)
-    row = (g.num_kv_heads * g.head_size + gap) * element
-    strides = (row, g.head_size * element, element)
+    row = (g.num_kv_heads * head_size + gap) * element
+    strides = (row, head_size * element, element)
     terms = (Term("token", strides[0]), Term("head", strides[1]), Term("dim", strides[2]))
-    extents = {"token": num_rows, "head": g.num_kv_heads, "dim": g.head_size}
+    extents = {"token": num_rows, "head": g.num_kv_heads, "dim": head_size}
     field = Field(name, name, dtype, 0, terms, extents)  # type: ignore[arg-type]
-    view = TensorView(name, name, dtype, (num_rows, g.num_kv_heads, g.head_size), strides)
+    view = TensorView(name, name, dtype, (num_rows, g.num_kv_heads, head_size), strides)
     return Buffer(name, num_rows * row, fill), field, view
 
 
 def _step(
     setting: Setting, op: str, metadata: tuple[str, ...], activations: dict[str, str]
 ) -> Step:
-    same = ("key_cache", "value_cache", "k_scale", "v_scale", *metadata)
+    same = ("key_cache", "value_cache", *SCALES, *metadata)
     return Step(
         op,
         {name: name for name in same} | activations,
-        {"key_cache": "k", "value_cache": "v"} | activations,
+        {"key_cache": "k", "value_cache": "v"}
+        | dict(zip(SCALES, SCALES, strict=True))
+        | activations,
         {"kv_cache_layout": setting.kv_cache_layout, "cache_dtype": setting.cache_dtype},
     )

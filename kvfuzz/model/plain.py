@@ -17,8 +17,8 @@ from kvfuzz.model.edits import (
     with_layout,
     with_part,
 )
-from kvfuzz.model.layout import LAYOUTS, ORDERS
 from kvfuzz.model.scene import VALUES, Scene
+from kvfuzz.model.vocabulary import GRANULARITIES, LAYOUTS, NESTINGS, ORDERS
 
 TWO, THREE = 0x40000000, 0x40400000
 """Bit patterns of 2.0 and of 3.0, whose reciprocal is not exact."""
@@ -78,6 +78,10 @@ SIMPLER: tuple[Plainer, ...] = (
         lambda scene: (each for each in LAYOUTS if each != "hybrid" or scene.state_blocks),
         with_layout,
     ),
+    attribute("layer", "nesting", *NESTINGS),
+    attribute("layer", "page_padding", 0, 16),
+    attribute("layer", "granularity", *GRANULARITIES),
+    attribute("geometry", "head_size_v", 0),
     attribute("layer", "order", *ORDERS),
     Plainer(
         "dtypes",

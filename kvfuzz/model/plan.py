@@ -1,15 +1,26 @@
 """A plan: a model's cache, layers over allocations; a batch: what one step of it touches.
 
-Layers that share an allocation divide its blocks among them, as vLLM's groups do: a block id
-belongs to one layer at a time. Today a plan holds one attention layer and, in a hybrid, one layer
-of Mamba state beside it.
+The attention layers over an allocation are one group: they are laid out alike and each has a page
+of its own in every block. Attention and Mamba state divide the blocks, as vLLM's groups do: a block
+id belongs to one of them at a time.
 """
 
 import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.layout import LAYOUTS, ORDERS, Geometry
+from kvfuzz.model.layout import Geometry
+from kvfuzz.model.vocabulary import (
+    GRANULARITIES,
+    LAYOUTS,
+    NESTINGS,
+    ORDERS,
+    SCALE_BYTES,
+    SPLIT_DIM,
+    SPLIT_TOKEN,
+    conflict,
+    x_of,
+)
 
 CACHE = "kv_cache"
 """The name of the allocation that strategies draw."""
@@ -22,7 +33,10 @@ def require(condition: bool, what: str) -> None:
 
 
 class AttentionLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="attention"):
-    """A layer with K and V pages, laid out by `layout` and `order` over `allocation`."""
+    """A layer with K and V pages over `allocation`.
+
+    `kvfuzz.model.vocabulary` defines the words, `kvfuzz.model.placement` what they mean in bytes.
+    """
 
     name: str
     allocation: str
@@ -30,6 +44,25 @@ class AttentionLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     order: str
     geometry: Geometry
     cache_dtype: str
+    nesting: str = "layer_first"
+    page_padding: int = 0
+    """Bytes between the end of a page and the next."""
+    granularity: str = "tensor"
+    """What shares one scale."""
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """The layer's levels of the axes that `vocabulary.CONFLICTS` is about."""
+        k, v = self.geometry.head_size, self.geometry.value_size
+        return {
+            "layout": self.layout,
+            "order": self.order,
+            "nesting": self.nesting,
+            "page": "padded" if self.page_padding else "exact",
+            "value_size": "same" if k == v else "narrower" if v < k else "wider",
+            "granularity": self.granularity,
+            "cache_dtype": self.cache_dtype,
+        }
 
 
 class StateLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="mamba"):
@@ -54,6 +87,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if isinstance(layer, AttentionLayer) and layer.name == name:
                 return layer
         raise UsageError(f"impossible scene: no attention layer {name!r} in the plan")
+
+    def sharing(self, allocation: str) -> tuple[AttentionLayer, ...]:
+        """The attention layers over `allocation`, in the order in which their pages lie."""
+        return tuple(
+            layer
+            for layer in self.layers
+            if isinstance(layer, AttentionLayer) and layer.allocation == allocation
+        )
 
     def states(self, allocation: str) -> tuple[StateLayer, ...]:
         """The state layers over `allocation`."""
@@ -99,17 +140,58 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def check_layer(layer: AttentionLayer) -> None:
     """Raise UsageError with the first thing that makes an attention layer impossible."""
     g = layer.geometry
-    require(layer.layout in LAYOUTS, f"layout={layer.layout!r}, expected one of {LAYOUTS}")
-    require(layer.order in ORDERS, f"order={layer.order!r}, expected one of {ORDERS}")
+    for attribute, known in (
+        ("layout", LAYOUTS),
+        ("order", ORDERS),
+        ("nesting", NESTINGS),
+        ("granularity", GRANULARITIES),
+    ):
+        word = getattr(layer, attribute)
+        require(word in known, f"{attribute}={word!r}, expected one of {known}")
     for name, value in msgspec.structs.asdict(g).items():
-        require(value >= 1, f"{name}={value}, expected at least 1")
+        least = 0 if name == "head_size_v" else 1
+        require(value >= least, f"{name}={value}, expected at least {least}")
     require(layer.cache_dtype in DTYPES, f"cache_dtype={layer.cache_dtype!r} is unknown")
-    if layer.order == "shuffle":
-        x = 16 // DTYPES[layer.cache_dtype].itemsize
-        require(layer.layout != "content_packed", "layout=content_packed has no shuffle order")
+    against = conflict(layer.levels)
+    require(against is None, str(against))
+    x = x_of(layer.cache_dtype)
+    if layer.order in SPLIT_DIM:
         require(
-            g.head_size % x == 0 and g.block_size % x == 0,
-            f"shuffle needs head_size={g.head_size} and block_size={g.block_size} divisible by {x}",
+            g.head_size % x == 0 and g.value_size % x == 0,
+            f"order={layer.order} needs head_size={g.head_size} and head_size_v={g.value_size} "
+            f"divisible by {x}",
+        )
+    if layer.order in SPLIT_TOKEN:
+        require(
+            g.block_size % x == 0,
+            f"order={layer.order} needs block_size={g.block_size} divisible by {x}",
+        )
+    _check_page(layer)
+
+
+def _check_page(layer: AttentionLayer) -> None:
+    """Elements, and fp32 scales among them, must lie at multiples of their size."""
+    g, inline = layer.geometry, layer.granularity == "token_head_inline"
+    element = SCALE_BYTES if inline else DTYPES[layer.cache_dtype].itemsize
+    require(
+        layer.page_padding >= 0 and layer.page_padding % element == 0,
+        f"page_padding={layer.page_padding}, expected a multiple of {element} bytes",
+    )
+    require(
+        not inline or g.head_size % SCALE_BYTES == 0 == g.value_size % SCALE_BYTES,
+        f"granularity={layer.granularity} needs head_size={g.head_size} and "
+        f"head_size_v={g.value_size} divisible by {SCALE_BYTES}: the scale behind is an fp32",
+    )
+
+
+def check_sharing(plan: Plan, layer: AttentionLayer) -> None:
+    """Raise UsageError unless all layers in the allocation of `layer` are laid out as it is."""
+    for other in plan.sharing(layer.allocation):
+        alike = msgspec.structs.replace(other, name=layer.name) == layer
+        require(
+            alike,
+            f"layers {layer.name} and {other.name} share allocation {layer.allocation!r} and "
+            "differ in more than their names",
         )
 
 

@@ -8,6 +8,7 @@ import msgspec
 from kvfuzz.model.case import Case, Step
 from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.parts import Setting, activation_fill, gather_parts, write_parts
+from kvfuzz.model.scales import SCALES, least_scale
 
 
 def touched(case: Case, step: Step) -> list[int]:
@@ -42,7 +43,7 @@ def with_round_trip(case: Case) -> Case:
             tuple(range(count)),
         )
     else:
-        scales = [_bits(case, step, name) for name in ("k_scale", "v_scale")]
+        scales = [least_scale(case, step, name) for name in SCALES]
         fills = [activation_fill(setting, scale, "spread") for scale in scales]
         parts = write_parts(setting, tuple(slots), (fills[0], fills[1]), 0)
     inverse = msgspec.structs.replace(parts.step, by="partner")
@@ -66,7 +67,3 @@ def _setting(case: Case) -> Setting:
         str(step.scalars["kv_cache_layout"]),
         0 if isinstance(fill, IntegerFill) else fill.seed,
     )
-
-
-def _bits(case: Case, step: Step, parameter: str) -> int:
-    return case.integers(step, parameter)[0]

@@ -6,11 +6,20 @@ leave as its denominator. A test holds them to the truth: whatever they allow ca
 nothing else is ever shown.
 """
 
+import functools
 from collections.abc import Callable
 
 import msgspec
 
-from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.vocabulary import (
+    CONFLICTS,
+    HEADS_OUTSIDE,
+    SPLIT_DIM,
+    SPLIT_TOKEN,
+    conflict,
+    x_of,
+)
 
 BLOCK_ELEMENTS = 1 << 16
 """Most elements of one side of one block: a case stays small enough for hundreds a second."""
@@ -31,9 +40,23 @@ def _is_fp8(cache_dtype: str) -> bool:
     return DTYPES[cache_dtype].is_fp8
 
 
-def _x_divides(order: str, cache_dtype: str, size: str) -> bool:
-    """SHUFFLE splits block and head sizes by x = 16 bytes of elements."""
-    return order != "shuffle" or int(size) % (16 // itemsize(cache_dtype)) == 0
+def _run_divides(order: str, cache_dtype: str, block_size: str) -> bool:
+    """Some orders split a block of V into runs of x tokens."""
+    return order not in SPLIT_TOKEN or int(block_size) % x_of(cache_dtype) == 0
+
+
+def _chunk_divides(order: str, cache_dtype: str, head_size: str) -> bool:
+    """Some orders split a head of K into chunks of x elements."""
+    return order not in SPLIT_DIM or int(head_size) % x_of(cache_dtype) == 0
+
+
+def _can_be_narrower(cache_dtype: str, head_size: str, value_size: str) -> bool:
+    """Head sizes of V are drawn in steps of x, which suits every order."""
+    return value_size != "narrower" or int(head_size) > x_of(cache_dtype)
+
+
+def _is_possible(axes: tuple[str, ...], *levels: str) -> bool:
+    return conflict(dict(zip(axes, levels, strict=True))) is None
 
 
 def _offset_fits(block_size: str, offset: str) -> bool:
@@ -42,9 +65,22 @@ def _offset_fits(block_size: str, offset: str) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        ("layout", "order"), lambda layout, order: (layout, order) != ("content_packed", "shuffle")
+    *(
+        Rule(tuple(combination), functools.partial(_is_possible, tuple(combination)))
+        for combination, _ in CONFLICTS
     ),
+    # With one head, heads outside of blocks are nothing else.
+    Rule(("nesting", "num_kv_heads"), lambda nest, h: nest != "head_first" or int(h) > 1),
+    # Far away with heads outside of blocks is a cache of all its heads times as much.
+    Rule(("nesting", "reach"), lambda nest, reach: reach == "near" or nest not in HEADS_OUTSIDE),
+    # Scales for each block are written out, and inline ones laid over bytes that are held.
+    Rule(("granularity", "reach"), lambda g, reach: reach == "near" or g in ("tensor", "head")),
+    Rule(
+        ("granularity", "values"),
+        lambda granularity, values: granularity == "tensor" or values != "ties",
+        "reshape_and_cache",
+    ),
+    Rule(("cache_dtype", "head_size", "value_size"), _can_be_narrower),
     # A cache that is not fp8 has the model's dtype, and no scale.
     Rule(("cache_dtype", "model_dtype"), lambda cache, model: _is_fp8(cache) or cache == model),
     Rule(("cache_dtype", "scale"), lambda cache, scale: _is_fp8(cache) == (scale != "none")),
@@ -55,8 +91,8 @@ RULES: tuple[Rule, ...] = (
     ),
     # With one token a block, HND is NHD.
     Rule(("order", "block_size"), lambda order, size: order != "hnd" or int(size) > 1),
-    Rule(("order", "cache_dtype", "block_size"), _x_divides),
-    Rule(("order", "cache_dtype", "head_size"), _x_divides),
+    Rule(("order", "cache_dtype", "block_size"), _run_divides),
+    Rule(("order", "cache_dtype", "head_size"), _chunk_divides),
     Rule(
         ("block_size", "num_kv_heads", "head_size"),
         lambda n, h, d: int(n) * int(h) * int(d) <= BLOCK_ELEMENTS,

@@ -4,10 +4,23 @@ Strategies draw scenes and nothing else. `check` says in one line what makes a s
 whatever passes it can be lowered.
 """
 
+import math
+
 import msgspec
 
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.plan import AttentionLayer, Batch, Plan, check_batch, check_layer, require
+from kvfuzz.model.fill import LARGE, SPREAD
+from kvfuzz.model.placement import place, scale_extents
+from kvfuzz.model.plan import (
+    AttentionLayer,
+    Batch,
+    Plan,
+    check_batch,
+    check_layer,
+    check_sharing,
+    require,
+)
+from kvfuzz.model.vocabulary import SCALE_BYTES
 
 OPS: tuple[str, ...] = ("reshape_and_cache", "gather_cache")
 VALUES: tuple[str, ...] = ("spread", "ties")
@@ -23,7 +36,9 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: Batch
     model_dtype: str
     k_scale: int
-    """Bit pattern of an fp32: stored = x / scale, read = stored * scale."""
+    """Bit pattern of an fp32: stored = x / scale, read = stored * scale.
+
+    Where a cache has many scales, the least of them: `kvfuzz.model.fill.ScaleFill`."""
     v_scale: int
     values: str = "spread"
     """What a write to an fp8 cache stores: `spread` over the range, or `ties` of its rounding."""
@@ -52,6 +67,7 @@ def check(scene: Scene) -> None:
     require(len(set(names)) == len(names), f"two layers share a name among {names}")
     layer = scene.attention
     check_layer(layer)
+    check_sharing(scene.plan, layer)
     require(
         scene.model_dtype in DTYPES and not DTYPES[scene.model_dtype].is_fp8,
         f"model_dtype={scene.model_dtype!r}, expected fp32, bf16 or fp16",
@@ -69,4 +85,30 @@ def check(scene: Scene) -> None:
     for name, bits in (("k_scale", scene.k_scale), ("v_scale", scene.v_scale)):
         value = DTYPES["fp32"].decode(bits)
         require(0 < value < float("inf"), f"{name}=0x{bits:08x}, expected a positive fp32")
+    check_scales(scene)
     check_batch(scene.batch, layer, scene.state_blocks)
+
+
+def check_scales(scene: Scene) -> None:
+    """Raise UsageError with the first thing that makes the scales of `scene` impossible."""
+    layer = scene.attention
+    if layer.granularity == "tensor":
+        return
+    require(
+        scene.values != "ties",
+        f"values=ties with granularity={layer.granularity}: a tie is one of a single scale",
+    )
+    top = DTYPES["fp32"].encode(float("inf")) - SPREAD
+    for name, bits in (("k_scale", scene.k_scale), ("v_scale", scene.v_scale)):
+        require(bits < top, f"{name}=0x{bits:08x}, expected four times as much to be finite")
+    inline = layer.granularity == "token_head_inline"
+    size = (
+        place(layer, count=len(scene.plan.sharing(layer.allocation))).nbytes
+        if inline
+        else SCALE_BYTES * math.prod(scale_extents(layer).values())
+    )
+    require(
+        size < LARGE,
+        f"granularity={layer.granularity} with num_blocks={layer.geometry.num_blocks}: {size} "
+        f"bytes that hold scales, expected less than {LARGE}",
+    )

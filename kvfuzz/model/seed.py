@@ -2,14 +2,12 @@
 
 JSON with every field written and unknown fields refused; no pickles, no paths, no line numbers.
 The id is a hash of what decides the verdict (case, target, property), so provenance can be edited
-and equal findings get one file. `UPGRADES` lifts the JSON of an older schema, one version a step.
+and equal findings get one file; a seed of an older schema has the id that it has in this one.
 """
 
 import builtins
 import hashlib
 import json
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -21,12 +19,10 @@ from kvfuzz.model.fill import ALGORITHM
 from kvfuzz.model.lower import lower
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.steps import check_steps
+from kvfuzz.model.upgrades import UPGRADES
 from kvfuzz.model.verdict import PROPERTY_NAMES, Launch
 
-SCHEMA = 1
-
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""From schema version to a pure function that returns the same seed one version later."""
+SCHEMA = 2
 
 
 class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,8 +89,12 @@ def load(data: bytes, *, where: str) -> Seed:
         raise UsageError(
             f"seed {where}: schema={version} is newer than this kvfuzz reads ({SCHEMA}); upgrade it"
         )
-    for step in range(version, SCHEMA):
-        raw = UPGRADES[step](raw)
+    try:
+        for step in range(version, SCHEMA):
+            raw = UPGRADES[step](raw)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise UsageError(f"seed {where}: not of schema {version} ({said})") from None
     try:
         seed = msgspec.convert(raw, Seed)
     except msgspec.ValidationError as error:

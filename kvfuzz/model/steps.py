@@ -6,30 +6,25 @@ that a kernel is then blamed for was the seed's own fault.
 
 from collections.abc import Iterable
 
-import msgspec
-
 from kvfuzz.errors import UsageError
 from kvfuzz.model.case import Case, Step
+from kvfuzz.model.layout import Field
+from kvfuzz.model.placement import SCALE_AXES
+from kvfuzz.model.scales import SCALES
+from kvfuzz.model.views import RANKS
 
 PAD_SLOT_ID = -1
-CACHES, SCALES = ("key_cache", "value_cache"), ("k_scale", "v_scale")
+CACHES = ("key_cache", "value_cache")
+INLINE = set(SCALE_AXES["token_head_inline"])
 ACTIVATIONS = ("key", "value")
 SCALARS = {"kv_cache_layout", "cache_dtype"}
 
 
-class Binding(msgspec.Struct, frozen=True):
-    """The rank of every tensor that a step binds; its fields are the caches and activations."""
-
-    ranks: dict[str, int]
-
-
-_SHARED = dict.fromkeys(CACHES, 4) | dict.fromkeys(ACTIVATIONS, 3) | dict.fromkeys(SCALES, 1)
-BINDINGS: dict[str, Binding] = {
-    "reshape_and_cache": Binding(_SHARED | {"slot_mapping": 1}),
-    "gather_cache": Binding(
-        _SHARED | {"block_table": 2, "seq_starts": 1, "cu_seqlens_kv": 1, "token_to_batch": 1}
-    ),
+METADATA: dict[str, dict[str, int]] = {
+    "reshape_and_cache": {"slot_mapping": 1},
+    "gather_cache": {"block_table": 2, "seq_starts": 1, "cu_seqlens_kv": 1, "token_to_batch": 1},
 }
+"""By op, the metadata tensors that a step binds beside the rest, with their ranks."""
 
 
 def _require(condition: bool, what: str) -> None:
@@ -41,7 +36,7 @@ def check_steps(case: Case) -> None:
     """Raise UsageError with the first step that cannot be executed or judged."""
     _require(bool(case.steps), "no steps")
     for step in case.steps:
-        _require(step.op in BINDINGS, f"op={step.op!r}, expected one of {', '.join(BINDINGS)}")
+        _require(step.op in METADATA, f"op={step.op!r}, expected one of {', '.join(METADATA)}")
         _require(case.steps[0].by == "target", "the first step is not by the target")
         _check_bindings(case, step)
         if step.op == "reshape_and_cache":
@@ -51,32 +46,74 @@ def check_steps(case: Case) -> None:
 
 
 def _check_bindings(case: Case, step: Step) -> None:
-    ranks = BINDINGS[step.op].ranks
-    for kind, bound, needed in (
-        ("tensors", step.tensors.keys(), ranks.keys()),
-        ("fields", step.fields.keys(), {*CACHES, *ACTIVATIONS}),
-        ("scalars", step.scalars.keys(), SCALARS),
-    ):
-        _require(bound == set(needed), f"step {step.op}: {kind} {sorted(bound)}")
+    _check_names(step)
     tensors = {tensor.name: tensor for tensor in case.tensors}
     fields = {field.name: field for field in case.fields}
+    ranks = _ranks(step)
     for parameter, name in step.tensors.items():
         _require(name in tensors, f"step {step.op}: {parameter} is bound to no tensor: {name!r}")
         rank = len(tensors[name].shape)
-        _require(rank == ranks[parameter], f"step {step.op}: {parameter} has rank {rank}")
+        _require(rank in ranks[parameter], f"step {step.op}: {parameter} has rank {rank}")
     for parameter, name in step.fields.items():
         _require(name in fields, f"step {step.op}: {parameter} is bound to no field: {name!r}")
         field, tensor = fields[name], tensors[step.tensors[parameter]]
-        axes = {"token", "head", "dim"} | ({"block"} if parameter in CACHES else set())
         _require(
-            field.extents.keys() == axes
-            and {term.axis for term in field.terms} == axes
+            field.extents.keys() == {term.axis for term in field.terms}
             and (field.buffer, field.dtype) == (tensor.buffer, tensor.dtype),
             f"step {step.op}: field {name} does not fit tensor {tensor.name}",
         )
-    dtype = fields[step.fields["key_cache"]].dtype
+    _check_axes(step, {name: fields[bound] for name, bound in step.fields.items()})
+
+
+def _check_names(step: Step) -> None:
+    for kind, bound, needed in (
+        ("tensors", step.tensors.keys(), {*CACHES, *SCALES, *ACTIVATIONS, *METADATA[step.op]}),
+        ("fields", step.fields.keys(), {*CACHES, *SCALES, *ACTIVATIONS}),
+        ("scalars", step.scalars.keys(), SCALARS),
+    ):
+        _require(bound == needed, f"step {step.op}: {kind} {sorted(bound)}")
+    spelt = step.scalars["kv_cache_layout"]
     _require(
-        step.scalars["cache_dtype"] == dtype == fields[step.fields["value_cache"]].dtype,
+        spelt in RANKS, f"step {step.op}: kv_cache_layout={spelt!r}, expected one of {list(RANKS)}"
+    )
+
+
+def _ranks(step: Step) -> dict[str, tuple[int, ...]]:
+    """The ranks that each tensor of a step may have."""
+    caches = RANKS[str(step.scalars["kv_cache_layout"])]
+    exact = dict(zip(CACHES, caches, strict=True)) | dict.fromkeys(ACTIVATIONS, 3)
+    ranks: dict[str, tuple[int, ...]] = dict.fromkeys(SCALES, (1, 2, 3))
+    return ranks | {name: (rank,) for name, rank in (exact | METADATA[step.op]).items()}
+
+
+def _check_axes(step: Step, bound: dict[str, Field]) -> None:
+    """Caches, scales and activations are about the same blocks, tokens, heads and dims."""
+    key_cache = bound["key_cache"]
+    sizes = {name: field.extents for name, field in bound.items()}
+    for cache, activation in zip(CACHES, ACTIVATIONS, strict=True):
+        _require(
+            sizes[cache].keys() == {"block", "token", "head", "dim"}
+            and sizes[activation].keys() == {"token", "head", "dim"}
+            and all(sizes[cache][a] == sizes[activation][a] for a in ("head", "dim"))
+            and all(sizes[cache][a] == key_cache.extents[a] for a in ("block", "token", "head")),
+            f"step {step.op}: {cache} {sizes[cache]} does not fit {activation} {sizes[activation]}",
+        )
+    for name in SCALES:
+        axes = INLINE if bound[name].buffer == key_cache.buffer else sizes[name].keys()
+        _require(
+            sizes[name].keys() == axes
+            and axes in [set(axes) for axes in SCALE_AXES.values()]
+            and all(extent == key_cache.extents[axis] for axis, extent in sizes[name].items())
+            and bound[name].dtype == "fp32",
+            f"step {step.op}: {name} {sizes[name]} does not fit key_cache {key_cache.extents}",
+        )
+    _require(
+        sizes["k_scale"].keys() == sizes["v_scale"].keys(),
+        f"step {step.op}: k_scale {sizes['k_scale']} and v_scale {sizes['v_scale']} differ in axes",
+    )
+    dtype = key_cache.dtype
+    _require(
+        step.scalars["cache_dtype"] == dtype == bound["value_cache"].dtype,
         f"step {step.op}: cache_dtype={step.scalars['cache_dtype']!r} over elements of {dtype}",
     )
 

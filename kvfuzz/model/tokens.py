@@ -61,7 +61,10 @@ def reach(case: Case) -> str:
     """Level of `reach`."""
     k = case.bound_field(case.steps[0], "key_cache")
     stride = next(term.stride for term in k.terms if term.axis == "block")
+    # Where heads lie outside of blocks, the last one is the farthest.
+    outside = [term for term in k.terms if term.axis != "block" and term.stride > stride]
     far = max(_blocks(case), default=0) * stride
+    far += sum(term.stride * (term.digits(k.extents[term.axis]) - 1) for term in outside)
     if far < REACH:
         return "near"
     return "past_2g_bytes" if far // itemsize(k.dtype) < REACH else "past_2g_elements"

@@ -99,7 +99,7 @@ def test_a_wrap_is_an_overflow_only_where_its_lost_bits_reach_an_address(
     assert is_lost or failed == []
 
 
-NEIGHBOUR = "key_cache_ptr + k_at + (0 if SHUFFLE else k_head_stride)"
+NEIGHBOUR = "key_cache_ptr + k_at + k_head_stride"
 OTHERS = f"tl.load({NEIGHBOUR}, mask=inside & (head + 1 < tl.num_programs(1)), volatile=True)"
 
 

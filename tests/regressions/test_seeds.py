@@ -3,6 +3,8 @@
 A release that is red on a seed's property leaves the very bytes that were recorded.
 """
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from kvfuzz.engine.replay import replay
 from kvfuzz.engine.store import read_seed
 from kvfuzz.errors import Exit
+from kvfuzz.model.lower import lower
+from kvfuzz.model.seed import SCHEMA
 
 SEEDS = Path(__file__).with_name("seeds")
 
@@ -66,10 +70,26 @@ def test_our_own_kernel_is_clean_on_every_seed(seed_id):
     assert replay(seed, target=f"builtin:{seed.op}").exit_code == Exit.CLEAN
 
 
+def _id_in_its_file(raw):
+    """The id by the words of the file, in whatever schema: what `Seed.id` hashes, as written."""
+    about = [raw[key] for key in ("target", "op", "property", "case")]
+    return hashlib.sha256(json.dumps(about, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
 def test_every_seed_is_small_named_by_its_id_and_expected_somewhere():
-    found = {path.stem: read_seed(path) for path in SEEDS.glob("*.json")}
+    found = {path.stem: path for path in SEEDS.glob("*.json")}
     assert found.keys() == {*VLLM, *CONCH}
-    for name, seed in found.items():
-        assert seed.id == name
-        assert (SEEDS / f"{name}.json").stat().st_size < 4096
-        assert seed.provenance.note
+    for name, path in found.items():
+        assert _id_in_its_file(json.loads(path.read_text())) == name
+        assert path.stat().st_size < 4096
+        assert read_seed(path).provenance.note
+
+
+@pytest.mark.parametrize("seed_id", [*VLLM, *CONCH])
+def test_seeds_of_the_first_schema_stay_as_they_are_and_mean_what_their_scene_means(seed_id):
+    """They are the frozen set: a change of schema upgrades them, and never edits a file."""
+    path = SEEDS / f"{seed_id}.json"
+    assert json.loads(path.read_text())["schema"] == 1
+    seed = read_seed(path)
+    assert seed.schema == SCHEMA
+    assert lower(seed.case.scene) == seed.case

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kvfuzz.engine.worker.fill import filled
+from kvfuzz.engine.worker.fill import before_the_first_launch
 from kvfuzz.engine.worker.lanes import GUARD_BYTES, GUARD_VALUE, Lane, Manner, Seen
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.axes import Domain
@@ -60,7 +60,7 @@ def execute(
     before = {
         buffer.name: known[buffer.name]
         if buffer.name in known
-        else filled(buffer.fill, buffer.name, held(case, buffer.name), lane.device)
+        else before_the_first_launch(case, buffer, lane.device)
         for buffer in case.buffers
     }
     try:

@@ -11,21 +11,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvfuzz.model.case import Buffer, Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import (
+    FP32_MANTISSA,
+    FP32_ONE,
     GOLDEN,
     MASK,
     MIX_1,
     MIX_2,
+    SPREAD,
     ByteFill,
     Fill,
     FloatFill,
     IntegerFill,
+    ScaleFill,
     TieFill,
     midpoint,
     origin_of,
 )
-from kvfuzz.model.held import Held
+from kvfuzz.model.held import Held, held
+from kvfuzz.model.layout import INDEX_ORDER, Field
+from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import encode
 
 _INTEGER_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -63,10 +70,28 @@ def filled(fill: Fill, buffer: str, kept: Held, device: torch.device) -> Tensor:
         return torch.from_numpy(known.view(np.uint8)).to(device)
     if isinstance(fill, ByteFill):
         return words(fill.seed, buffer, -(-nbytes // 8), device).view(torch.uint8)[:nbytes]
-    dtype = DTYPES[fill.dtype]
-    bits = words(fill.seed, buffer, nbytes // dtype.itemsize, device)
-    codes = _ties(fill, bits) if isinstance(fill, TieFill) else _floats(fill, bits)
+    dtype = DTYPES["fp32" if isinstance(fill, ScaleFill) else fill.dtype]
+    codes = _codes(fill, words(fill.seed, buffer, nbytes // dtype.itemsize, device))
     return codes.to(_INTEGER_TYPES[dtype.itemsize]).view(torch.uint8)
+
+
+def before_the_first_launch(case: Case, buffer: Buffer, device: torch.device) -> Tensor:
+    """The held bytes of a buffer, with what its fields lay over its own fill."""
+    kept = held(case, buffer.name)
+    data = filled(buffer.fill, buffer.name, kept, device)
+    for field in case.fields:
+        if field.buffer == buffer.name and isinstance(field.fill, ScaleFill):
+            _lay_over(data, case, field, field.fill)
+    return data
+
+
+def _lay_over(data: Tensor, case: Case, field: Field, fill: ScaleFill) -> None:
+    axes = [axis for axis in INDEX_ORDER if axis in field.extents]
+    counts = [torch.arange(field.extents[axis], device=data.device) for axis in axes]
+    coordinates = dict(zip(axes, torch.meshgrid(*counts, indexing="ij"), strict=True))
+    at = image.positions(case, field, **coordinates)
+    codes = _codes(fill, words(fill.seed, field.name, at.numel(), data.device))
+    image.write(data, at, field.dtype, codes.reshape(at.shape))
 
 
 def _span(fill: ByteFill, buffer: str, span: tuple[int, int], device: torch.device) -> Tensor:
@@ -80,6 +105,20 @@ def _span(fill: ByteFill, buffer: str, span: tuple[int, int], device: torch.devi
 def _choices(bits: Tensor) -> Tensor:
     """`(word >> 32) % 2**16` of each word; int64."""
     return bits.view(torch.int16)[2::4].to(torch.int64) & 0xFFFF
+
+
+def _codes(fill: FloatFill | TieFill | ScaleFill, bits: Tensor) -> Tensor:
+    if isinstance(fill, ScaleFill):
+        return _scales(fill, bits)
+    return _ties(fill, bits) if isinstance(fill, TieFill) else _floats(fill, bits)
+
+
+def _scales(fill: ScaleFill, bits: Tensor) -> Tensor:
+    if fill.least == FP32_ONE:
+        return torch.full_like(bits, FP32_ONE)
+    if fill.least & FP32_MANTISSA == 0:
+        return fill.least + (_choices(bits) % 3 << 23)
+    return fill.least + (bits & (SPREAD - 1))
 
 
 @lru_cache(maxsize=16)

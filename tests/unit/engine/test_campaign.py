@@ -9,6 +9,7 @@ from kvfuzz.engine.replay import replay
 from kvfuzz.engine.store import read_seed
 from kvfuzz.errors import Exit, InfrastructureError, NotCheckedError, UsageError
 from kvfuzz.model.axes import facts
+from kvfuzz.model.seed import SCHEMA
 
 MUTANT = "mutant:hardcoded_block_stride"
 GATHER = "kernels/builtin/gather_cache.py"
@@ -203,7 +204,7 @@ def test_a_crash_and_a_hang_cost_one_case_each_and_the_campaign_goes_on(campaign
 def test_events_and_seeds_are_plain_json(campaign, tmp_path):
     _, (found,), _ = campaign(MUTANT)
     raw = json.loads((tmp_path / "out" / "seeds" / f"{found.seed.id}.json").read_text())
-    assert raw["schema"] == 1
+    assert raw["schema"] == SCHEMA
     assert not any("/" in str(value) for value in raw["provenance"].values())
 
 

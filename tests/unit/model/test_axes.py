@@ -1,12 +1,17 @@
 import itertools
 
 import pytest
+from layout_scenes import COMBINATIONS as EVERY
+from layout_scenes import ONE, layer_of, name_of, scene_of
+from msgspec.structs import replace
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.axes import AXES, AXIS, Domain, facts, parse_where
-from kvfuzz.model.layout import LAYOUTS, ORDERS, Geometry
+from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
-from kvfuzz.model.plan import Sequence
+from kvfuzz.model.plan import Batch, Plan, Sequence
+from kvfuzz.model.scene import Scene
+from kvfuzz.model.vocabulary import LAYOUTS, NESTINGS, ORDERS, conflict
 
 
 def test_every_fact_is_a_level_of_its_axis(gather_scene, write_scene):
@@ -20,7 +25,7 @@ def test_every_fact_is_a_level_of_its_axis(gather_scene, write_scene):
 COMBINATIONS = [
     (layout, order)
     for layout, order in itertools.product(LAYOUTS, ORDERS)
-    if (layout, order) != ("content_packed", "shuffle")
+    if conflict({"layout": layout, "order": order}) is None
 ]
 
 
@@ -36,6 +41,66 @@ def test_layout_and_order_are_read_off_the_fields(gather_scene, scene_with, layo
     )
     shown = facts(lower(scene))
     assert (shown["layout"], shown["order"]) == (layout, order)
+
+
+@pytest.mark.parametrize("number", range(0, len(EVERY), 11), ids=lambda n: name_of(EVERY[n]))
+def test_every_layout_attribute_is_read_off_the_fields(number):
+    scene = scene_of(EVERY[number], "gather_cache", number)
+    shown = facts(lower(scene))
+    assert {axis: shown[axis] for axis in EVERY[number]} == EVERY[number]
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_nestings_that_are_the_same_bytes_are_told_as_the_plainest(heads, blocks, nesting):
+    """With one layer, or with one head or block, some are; otherwise none is."""
+    layer = layer_of(
+        {
+            "layout": "content_packed",
+            "order": "hnd",
+            "nesting": nesting,
+            "page": "exact",
+            "value_size": "same",
+            "granularity": "tensor",
+            "cache_dtype": "bf16",
+        },
+        heads=heads,
+        blocks=blocks,
+    )
+    for count in (1, 2):
+        others = [replace(layer, name=f"other.{n}") for n in range(count - 1)]
+        scene = Scene(
+            "gather_cache",
+            layer.name,
+            Plan((layer, *others)),
+            Batch((Sequence((blocks - 1,), 0, 2),), table_width=1),
+            "bf16",
+            ONE,
+            ONE,
+        )
+        case = lower(scene)
+        told = facts(case)["nesting"]
+        plainest = replace(layer, nesting=told)
+        same = lower(
+            replace(scene, plan=Plan((plainest, *(replace(o, nesting=told) for o in others))))
+        )
+        assert _addresses(case) == _addresses(same)
+        if count == 2 and heads == 2 and blocks == 2:
+            assert told == nesting
+
+
+def _addresses(case):
+    fields = [field for field in case.fields if field.buffer == "kv_cache"]
+    return {
+        (field.name, block, head, token): field.byte(
+            {"block": block, "head": head, "token": token, "dim": 0}
+        )
+        for field in fields
+        for block in range(field.extents["block"])
+        for head in range(field.extents["head"])
+        for token in range(field.extents["token"])
+    }
 
 
 def test_facts_of_the_batch_follow_what_the_op_touches(gather_scene, write_scene, scene_with):

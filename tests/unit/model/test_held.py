@@ -92,6 +92,6 @@ def test_positions_of_a_field_are_those_of_its_addresses(case):
 
 def test_what_is_held_in_part_is_reserved_and_not_committed():
     from kvfuzz.cpu import reserve
-    from kvfuzz.model import case
+    from kvfuzz.model.fill import LARGE
 
-    assert case.LARGE >= reserve.LARGE
+    assert LARGE >= reserve.LARGE

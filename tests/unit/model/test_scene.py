@@ -15,7 +15,7 @@ IMPOSSIBLE = {
     "cache_dtype='fp4'": {"cache_dtype": "fp4"},
     "model_dtype='e4m3fn'": {"model_dtype": "e4m3fn"},
     "has the model's dtype": {"cache_dtype": "fp16"},
-    "no shuffle order": {"layout": "content_packed", "order": "shuffle"},
+    "K and V tiles would overlap": {"layout": "content_packed", "order": "shuffle"},
     "divisible by 8": {"order": "shuffle", "geometry": Geometry(5, 16, 2, 12)},
     "state_blocks=(0,)": {"state_blocks": (0,)},
     "k_scale=0x00000000": {"k_scale": 0},
