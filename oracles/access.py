@@ -5,9 +5,8 @@ lane's address, a value that is thrown away), so the case runs again with other 
 finding if any result changes, a hazard if none does.
 """
 
-import torch
-
 from kvfuzz.model.verdict import Hazard, Place, Violation
+from kvfuzz.oracles import image
 from kvfuzz.oracles.observation import Run, Stray
 from kvfuzz.oracles.properties import BASE, NotChecked, Runs, Variant, Wanted
 
@@ -39,7 +38,7 @@ def _influenced(runs: Runs) -> bool:
     others = [runs[name] for name in OTHER_POISONS if name in runs]
     return any(
         other.error != base.error
-        or any(not torch.equal(other.after[name], base.after[name]) for name in base.after)
+        or any(not image.same(other.after[name], base.after[name]) for name in base.after)
         for other in others
     )
 

@@ -30,9 +30,9 @@ def determinism(runs: Runs) -> Violation | None:
     if again.error != base.error:
         return Violation(f"a second run ended with {again.error or 'no exception'}")
     after = base.after
-    changed = [name for name in after if not torch.equal(again.after[name], after[name])]
+    changed = [name for name in after if not image.same(again.after[name], after[name])]
     wrong = {name: again.after[name] != after[name] for name in changed}
-    judged = {name: torch.ones_like(data) for name, data in after.items()}
+    judged = {name: torch.ones_like(data) for name, data in after.items()} if changed else {}
     message = "a second run of the same case left another byte"
     return first_violation(base, wrong, judged, message, again.after)
 
@@ -90,7 +90,7 @@ def roundtrip(runs: Runs) -> Judgement:
         wrong = came_out != expected
         if source.dtype != cache.dtype:
             wrong &= ~(is_nan(came_out, dtype) & is_nan(expected, dtype))
-        if bool(wrong.any()):
+        if image.is_any(wrong):
             token, head, dim = torch.nonzero(wrong)[0].tolist()
             byte = out.byte({"token": token, "head": head, "dim": dim})
             digits = 2 * dtype.itemsize

@@ -5,9 +5,8 @@ programs of a launch run in any order, so a byte that both write differently, or
 the other changes, has no defined value.
 """
 
-import torch
-
 from kvfuzz.model.verdict import Hazard, Violation
+from kvfuzz.oracles import image
 from kvfuzz.oracles.observation import Overflow, Race, Run
 from kvfuzz.oracles.properties import BASE, NotChecked, Order, Runs, Variant, Wanted
 from kvfuzz.oracles.stored_bytes import place_of
@@ -72,7 +71,7 @@ def _depends_on_order(runs: Runs) -> bool:
     base = runs[BASE]
     return any(
         other.error != base.error
-        or any(not torch.equal(other.after[name], base.after[name]) for name in base.after)
+        or any(not image.same(other.after[name], base.after[name]) for name in base.after)
         for other in others
     )
 

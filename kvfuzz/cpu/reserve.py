@@ -30,12 +30,17 @@ def zeros(count: int, dtype: Any = np.uint8) -> Array:
     return np.zeros(count, dtype) if nbytes < LARGE else _reserved(nbytes).view(dtype)
 
 
+def address_of(memory: Array) -> int:
+    """The address of an array's first byte; `ndarray.ctypes` makes an object to say it."""
+    return int(memory.__array_interface__["data"][0])
+
+
 def aligned_zeros(nbytes: int) -> Array:
     """uint8 `[nbytes]`, zeroed, at a multiple of 256 bytes. Raises `OutOfAddressesError`."""
     if nbytes >= LARGE:
         return _reserved(nbytes)
     backing = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-    start = -backing.ctypes.data % _ALIGNMENT
+    start = -address_of(backing) % _ALIGNMENT
     return backing[start : start + nbytes]
 
 
@@ -61,9 +66,9 @@ def resident_pages(memory: Array) -> Array:
     count = -(-len(memory) >> PAGE_SHIFT)
     states = np.zeros(-(-count // 8) * 8, np.uint8)
     failed = _libc.mincore(
-        ctypes.c_void_p(memory.ctypes.data),
+        ctypes.c_void_p(address_of(memory)),
         ctypes.c_size_t(len(memory)),
-        states.ctypes.data_as(ctypes.c_void_p),
+        ctypes.c_void_p(address_of(states)),
     )
     if failed:
         raise OSError(ctypes.get_errno(), "mincore")

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvfuzz.cpu.errors import LaneError
-from kvfuzz.cpu.reserve import LARGE
+from kvfuzz.cpu.reserve import LARGE, address_of
 from kvfuzz.cpu.values import UNRESOLVED
 
 Array = NDArray[Any]
@@ -62,7 +62,7 @@ class AddressSpace:
         """Register uint8 `memory`. Raises `LaneError` if `name` is taken."""
         if name in self._by_name:
             raise LaneError(f"name={name!r} is allocated already; release it first")
-        number, address = self._next_number, memory.ctypes.data
+        number, address = self._next_number, address_of(memory)
         self._next_number += 1
         allocation = Allocation(name, number, address, memory, keeper)
         self.allocations[number] = allocation

@@ -19,6 +19,7 @@ hold both to it.
 """
 
 import hashlib
+from functools import lru_cache
 
 import msgspec
 
@@ -97,6 +98,7 @@ def mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
+@lru_cache(maxsize=256)
 def stream_of(buffer: str) -> int:
     """The stream number of a buffer: the first 8 bytes of the SHA-256 of its name."""
     return int.from_bytes(hashlib.sha256(buffer.encode()).digest()[:8], "little")

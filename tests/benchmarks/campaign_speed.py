@@ -227,7 +227,9 @@ def split(request: dict[str, Any]) -> dict[str, Any]:
     from kvfuzz.cpu.lane import CpuLane
     from kvfuzz.cpu.loaded import LoadedKernels
     from kvfuzz.engine import campaign as engine
+    from kvfuzz.engine import explore
     from kvfuzz.engine.journal import Journal
+    from kvfuzz.engine.runner import Runner
     from kvfuzz.engine.tally import Tally
     from kvfuzz.engine.worker import judge
     from kvfuzz.engine.worker.cpu_lane import CheckedCpuLane
@@ -249,15 +251,15 @@ def split(request: dict[str, Any]) -> dict[str, Any]:
         setattr(owner, name, counting)
 
     setattr(engine, "Worker", InProcess)  # noqa: B010  (it is another type)
-    clock.around(engine, "lower", "lower")
+    clock.around(explore, "lower", "lower")
     clock.around(CheckedCpuLane, "observe", "launch")
     clock.around(judge, "execute", "build")
     clock.around(judge.Judge, "verdict", "judge")
     for owner, name in (
-        (engine, "facts"),
+        (explore, "facts"),
         (Journal, "about_to_run"),
         (Tally, "count"),
-        (engine.Campaign, "_check"),
+        (Runner, "check"),
     ):
         clock.around(owner, name, "bookkeeping")
     clock.around(JITFunction, "_do_compile", "compile")

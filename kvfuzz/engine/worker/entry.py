@@ -81,9 +81,11 @@ def _judge(config: bytes) -> "Judge":
         spec = msgspec.structs.replace(wanted.target, name=target.info.partner, op="")
         partner = resolve(spec, arch=lane.arch)
     judge = Judge(target, partner, lane, wanted.where)
-    # What was imported stays: a collection that walks it costs as much as a dozen cases.
+    # What was imported stays: a collection that walks it costs as much as a dozen cases. Compiling
+    # makes many objects and few cycles, so that the young ones need no look every 700.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     return judge
 
 

@@ -43,12 +43,6 @@ _ROUNDS = ((np.uint64(30), np.uint64(MIX_1)), (np.uint64(27), np.uint64(MIX_2)))
 _LAST_SHIFT = np.uint64(31)
 
 
-def _signed(word: int, bits: int = 64) -> int:
-    """The two's complement reading of the low `bits` of `word`."""
-    word &= (1 << bits) - 1
-    return word - (1 << bits) if word >> (bits - 1) else word
-
-
 def words(seed: int, buffer: str, count: int, device: torch.device, first: int = 0) -> Tensor:
     """Words `first` to `first + count` of a buffer's stream; int64 `[count]`."""
     found = np.empty(count, np.uint64)
@@ -72,8 +66,8 @@ def filled(fill: Fill, buffer: str, kept: Held, device: torch.device) -> Tensor:
     nbytes = kept.nbytes
     if isinstance(fill, IntegerFill):
         size = itemsize(fill.dtype)
-        values = [_signed(value, 8 * size) if size > 1 else value for value in fill.values]
-        return torch.tensor(values, dtype=_INTEGER_TYPES[size], device=device).view(torch.uint8)
+        known = np.array([value & MASK for value in fill.values], np.uint64).astype(f"u{size}")
+        return torch.from_numpy(known.view(np.uint8)).to(device)
     if isinstance(fill, ByteFill):
         return words(fill.seed, buffer, -(-nbytes // 8), device).view(torch.uint8)[:nbytes]
     dtype = DTYPES["fp32" if isinstance(fill, ScaleFill) else fill.dtype]

@@ -67,6 +67,8 @@ def test_tensor_ties_are_the_scalar_codes(name, cache):
 def test_integers_are_little_endian_and_keep_their_sign_and_bit_patterns():
     slots = filled(IntegerFill("i64", (-1, 5)), "slots", whole(16), CPU)
     assert slots.view(torch.int64).tolist() == [-1, 5]
+    most = filled(IntegerFill("i64", ((1 << 64) - 1, -(1 << 63))), "slots", whole(16), CPU)
+    assert most.view(torch.int64).tolist() == [-1, -(1 << 63)]
     pattern = filled(IntegerFill("fp32", (0xBF800000,)), "k_scale", whole(4), CPU)
     assert pattern.view(torch.float32).item() == -1.0
 
