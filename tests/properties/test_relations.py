@@ -87,7 +87,9 @@ BLOCK = "block = tl.load(block_table_ptr + entry).to(tl.int64)"
 
 def test_a_constant_that_is_added_to_a_scale_fails_scale_homogeneity(judge, edited, case_of):
     """Next to 1.2 it rounds away."""
-    added = SCALED_V.replace("tl.load(v_scale_ptr + v_scale_at)", "(tl.load(v_scale_ptr + v_scale_at) + 5e-8)")
+    added = SCALED_V.replace(
+        "tl.load(v_scale_ptr + v_scale_at)", "(tl.load(v_scale_ptr + v_scale_at) + 5e-8)"
+    )
     target = edited(GATHER, "gather_cache", (SCALED_V, added))
     case = case_of("gather_cache", **{**FP8, "v_scale": 0x3F99999A, "k_scale": 0x3DCCCCCD})
     assert _failed(judge(target).verdict(case)) == ["scale_homogeneity"]
