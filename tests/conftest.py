@@ -74,8 +74,11 @@ def write_scene(gather_scene: Scene, scene_with: Callable[..., Scene]) -> Scene:
 @pytest.fixture(scope="module")
 def cpu_lane() -> Iterator[object]:
     """The cpu lane, active in this process for the tests of one module."""
+    import torch
+
     from kvfuzz.engine.worker.cpu_lane import CheckedCpuLane
 
+    torch.set_num_threads(1)  # as in a worker: cases are small, and tests share the cores
     lane = CheckedCpuLane("gfx942")
     yield lane
     lane.close()

@@ -15,13 +15,15 @@ import msgspec
 
 from kvfuzz.liveness import is_alive
 from kvfuzz.model.case import Case
+from kvfuzz.model.seed import SCHEMA
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What was about to happen: `case` on the target of that name."""
+    """What was about to happen: `case`, as `schema` writes it, on the target of that name."""
 
     target: str
     case: Case
+    schema: int = 1
 
 
 class Journal:
@@ -38,7 +40,7 @@ class Journal:
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             self._closing = weakref.finalize(self, os.close, self._file)
-        entry = msgspec.json.encode(Entry(target, case))
+        entry = msgspec.json.encode(Entry(target, case, SCHEMA))
         written = os.pwrite(self._file, entry, 0)
         while written < len(entry):
             written += os.pwrite(self._file, entry[written:], written)
@@ -56,8 +58,8 @@ class Journal:
     def left_over(self, target: str) -> list[Case]:
         """Cases of `target` whose process never came back, oldest first.
 
-        Their files are taken over: the caller is about to run them. Files that cannot be read or
-        belong to a living process or to another target stay where they are.
+        Their files are taken over: the caller is about to run them. Files that cannot be read, are
+        of another version, or belong to a living process or another target stay where they are.
         """
         found: list[tuple[float, Case]] = []
         for path in self._folder.glob("journal-*.json"):
@@ -69,7 +71,7 @@ class Journal:
                 when = path.stat().st_mtime
             except (msgspec.MsgspecError, OSError):
                 continue
-            if entry.target == target:
+            if (entry.target, entry.schema) == (target, SCHEMA):
                 found.append((when, entry.case))
                 path.unlink(missing_ok=True)
         return [case for _, case in sorted(found, key=lambda pair: pair[0])]

@@ -79,8 +79,9 @@ def test_the_kernel_that_was_broken_passes_every_property_unbroken(judge, case_o
     for target, its_op, changes in ALONE.values():
         if its_op == op:
             verdict = judge(f"builtin:{op}").verdict(case_of(op, changes))
-            outcomes = {result.name: result.outcome for result in verdict.results}
-            assert outcomes == dict.fromkeys(outcomes, "passed"), target
+            assert verdict.failed == (), target
+            passed = {each.name for each in verdict.results if each.outcome == "passed"}
+            assert {*WATCHING, "crash", "no_overflow", "no_race", "roundtrip"} <= passed, target
 
 
 def test_crash_names_the_exception_and_leaves_the_rest_unchecked(judge, edited, gather_scene):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from kvfuzz.engine.reduce import minimum, symptom_of
+from kvfuzz.engine.minimize import alike_of, minimum
 from kvfuzz.model.axes import facts
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
@@ -214,12 +214,12 @@ def test_a_big_case_is_reduced_to_the_smallest_but_one(broken, planted):
     domain = judged.target.info.domain
     case = lower(_big(**planted.scene))
     verdict = judged.verdict(case)
-    symptom = symptom_of(verdict)
-    assert symptom.property == planted.property
+    alike = alike_of(verdict)
+    assert alike.property == planted.property
 
     reduction, seen = minimum(case, verdict, judged.verdict, domain=domain, budget_s=600)
     small = reduction.case
-    assert symptom.shown_by(seen)
+    assert alike.shown_by(seen)
     assert domain.refusal(facts(small)) is None
     assert reduction.ended_by == "minimal"
     assert reduction.runs <= MOST_RUNS

@@ -53,7 +53,11 @@ def test_a_32_bit_address_is_named_as_the_cause(judge, far_case, mutant, op):
 @pytest.mark.parametrize("op", ["gather_cache", "reshape_and_cache"])
 def test_the_same_far_case_passes_every_property_on_a_correct_kernel(judge, far_case, op):
     verdict = judge(f"builtin:{op}").verdict(far_case(op))
-    assert {result.outcome for result in verdict.results} == {"passed"}
+    unchecked = {each.name: each.reason for each in verdict.results if each.outcome != "passed"}
+    assert unchecked.pop("scale_homogeneity") == "a cache that is not fp8 has no scale"
+    # A gather of one sequence has a block table of one row.
+    expected = {} if op == "gather_cache" else {"size1_stride": "no dimension has size 1"}
+    assert unchecked == expected
 
 
 def test_a_far_write_that_lands_on_bytes_that_nothing_compares_is_still_seen(

@@ -9,6 +9,7 @@ from kvfuzz.engine.replay import replay
 from kvfuzz.engine.store import read_seed
 from kvfuzz.errors import Exit, InfrastructureError, NotCheckedError, UsageError
 from kvfuzz.model.axes import facts
+from kvfuzz.model.lower import lower
 from kvfuzz.model.seed import SCHEMA
 
 MUTANT = "mutant:hardcoded_block_stride"
@@ -161,7 +162,6 @@ def test_a_case_whose_campaign_was_killed_is_run_first_by_the_next(
     campaign, tmp_path, gather_scene
 ):
     from kvfuzz.engine.journal import Journal
-    from kvfuzz.model.lower import lower
 
     out = tmp_path / "out"
     out.mkdir()
@@ -172,6 +172,18 @@ def test_a_case_whose_campaign_was_killed_is_run_first_by_the_next(
     assert (code, summary.cases) == (Exit.FINDING, 1)
     assert found.shrunk_from_bytes == lower(gather_scene).nbytes > found.seed.case.nbytes
     assert not list(out.glob("journal-*"))
+
+
+def test_a_journal_of_another_version_is_left_alone(campaign, tmp_path, gather_scene):
+    from kvfuzz.engine.journal import Entry
+
+    out = tmp_path / "out"
+    out.mkdir()
+    old = out / "journal-4194303.json"
+    old.write_bytes(msgspec.json.encode(Entry("builtin:gather_cache", lower(gather_scene), 1)))
+    code, _, summary = campaign("builtin:gather_cache", max_cases=5)
+    assert (code, summary.cases) == (Exit.CLEAN, 5)
+    assert old.exists()
 
 
 def test_a_crash_and_a_hang_cost_one_case_each_and_the_campaign_goes_on(campaign, tmp_path):

@@ -15,13 +15,14 @@ from kvfuzz.engine.worker.fill import filled
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import check
 from kvfuzz.model.held import held
-from kvfuzz.model.layout import LAYOUTS, ORDERS, Geometry
+from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import Sequence
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.steps import check_steps
 from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.verdict import Violation
+from kvfuzz.model.vocabulary import LAYOUTS, ORDERS
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, NotChecked, Variant
 from kvfuzz.oracles.relocated import renaming
@@ -150,6 +151,8 @@ def test_the_other_layout_is_a_plainer_one_of_the_same_tokens(drawn):
         assert all(plain <= hard for plain, hard in zip(rank[1], rank[0], strict=True))
         assert rank[0] != rank[1]
         pairs.add((here.layout, here.order, there.layout, there.order))
+        if (here.order == "shuffle") != (there.order == "shuffle"):
+            assert (there.layout, there.order) == ("kv_first", "nhd")
         step = base.case.steps[0]
         other = wanted["plainer_layout"].case
         assert touched(other, other.steps[0]) == touched(base.case, step)
