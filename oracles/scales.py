@@ -86,12 +86,8 @@ def _sides(base: Run) -> Iterator[Side]:
     of_rows = {each.parameter: each for each in row_elements(case, step, rows)}
     written = {each.parameter: each for each in written_elements(case, step, slots, rows)}
     for activation, cache, scale in SIDES:
-        if scale in step.fields:
-            field = case.bound_field(step, scale)
-            buffer, at = field.buffer, near_elements(case, field, device).flatten()
-        else:
-            buffer = case.bound_buffer(step, scale)
-            at = torch.arange(0, base.before[buffer].numel(), 4, device=device)
+        field = case.bound_field(step, scale)
+        buffer, at = field.buffer, near_elements(case, field, device).flatten()
         if bool((image.read(base.before[buffer], at, "fp32") == ONE).all()):
             continue
         here = of_rows[activation]
