@@ -11,6 +11,7 @@ from kvfuzz.errors import Exit, InfrastructureError, NotCheckedError, UsageError
 from kvfuzz.model.axes import facts
 from kvfuzz.model.lower import lower
 from kvfuzz.model.seed import SCHEMA
+from kvfuzz.model.vocabulary import ORDERS
 
 MUTANT = "mutant:hardcoded_block_stride"
 GATHER = "kernels/builtin/gather_cache.py"
@@ -66,11 +67,11 @@ THREE_BUGS = {
         "position = row - tl.load(cu_seqlens_kv_ptr + sequence)",
     ),
     "V with K's scale": (
-        "v = v.to(tl.float32) * tl.load(v_scale_ptr)",
-        "v = v.to(tl.float32) * tl.load(k_scale_ptr)",
+        "v = v.to(tl.float32) * tl.load(v_scale_ptr + v_scale_at)",
+        "v = v.to(tl.float32) * tl.load(k_scale_ptr + k_scale_at)",
     ),
     "no mask on the store of V": (
-        "tl.store(value_ptr + value_at, v.to(value_ptr.dtype.element_ty), mask=inside)",
+        "tl.store(value_ptr + value_at, v.to(value_ptr.dtype.element_ty), mask=inside_v)",
         "tl.store(value_ptr + value_at, v.to(value_ptr.dtype.element_ty))",
     ),
 }
@@ -94,7 +95,7 @@ def test_a_finding_says_under_which_levels_it_shows(campaign):
     assert len(found) == 1
     extent = found[0].extent
     assert set(extent["cache_dtype"]) == {"e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"}
-    assert extent["order"] == ("nhd", "hnd", "shuffle")
+    assert extent["order"] == ORDERS
 
 
 def test_a_saved_seed_is_replayed_first_and_a_mended_kernel_goes_on(campaign, edited):
@@ -261,4 +262,4 @@ def test_a_bug_that_shows_near_the_start_of_a_cache_is_found_there(campaign):
 def test_a_bug_that_shows_far_only_is_found_all_the_same(campaign):
     _, (found,), summary = campaign("mutant:int32_block_offset", max_cases=300)
     assert found.seed.property == "no_overflow"
-    assert summary.facts["reach"]["near"] >= 20
+    assert summary.facts["reach"]["near"] >= 15
