@@ -92,8 +92,7 @@ def carry(source: Tensor, start: Elements, goal: Elements, target: Tensor) -> No
 
     `start` and `goal` are the same elements in the same order, in two places.
     """
-    dtype = goal.field.dtype
-    image.write(target, goal.at, dtype, image.read(source, start.at, dtype))
+    image.copy(source, start.at, target, goal.at, goal.field.dtype)
 
 
 def same_elements(

@@ -125,8 +125,8 @@ def _scaled(base: Run, sides: list[Side], n: int, dtype: CacheDtype) -> Scaling 
         _times(target[side.rows.field.buffer], side.rows.at[usable], dtype, n)
         if is_write:  # a zero is a zero times anything
             usable |= side.codes & (dtype.sign_bit - 1) == 0
-        at = image.element_bytes(side.written.at[usable], side.written.field.dtype)
-        judged[side.written.field.buffer][at] = True
+        field = side.written.field
+        image.mark(judged[field.buffer], side.written.at[usable], field.dtype)
     return Scaling(n, images, expected, judged)
 
 

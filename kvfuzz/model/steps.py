@@ -10,11 +10,13 @@ from kvfuzz.errors import UsageError
 from kvfuzz.model.case import Case, Step
 from kvfuzz.model.layout import Field
 from kvfuzz.model.placement import SCALE_AXES
-from kvfuzz.model.scales import SCALES
+from kvfuzz.model.scales import SCALES, least_scale
 from kvfuzz.model.views import RANKS
 
 PAD_SLOT_ID = -1
 CACHES = ("key_cache", "value_cache")
+INFINITY = 0x7F800000
+"""The bit pattern of an fp32; positive numbers are below."""
 INLINE = set(SCALE_AXES["token_head_inline"])
 ACTIVATIONS = ("key", "value")
 SCALARS = {"kv_cache_layout", "cache_dtype"}
@@ -39,6 +41,9 @@ def check_steps(case: Case) -> None:
         _require(step.op in METADATA, f"op={step.op!r}, expected one of {', '.join(METADATA)}")
         _require(case.steps[0].by == "target", "the first step is not by the target")
         _check_bindings(case, step)
+        for name in SCALES:
+            bits = least_scale(case, step, name)
+            _require(0 < bits < INFINITY, f"step {step.op}: {name}=0x{bits:08x}, not positive")
         if step.op == "reshape_and_cache":
             _check_write(case, step)
         else:

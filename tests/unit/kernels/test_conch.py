@@ -17,5 +17,7 @@ def test_conch_multiplies_by_the_reciprocal(info):
 
 def test_conch_knows_strided_caches_and_one_fp8_dialect(info):
     assert info.domain.levels("order") == ("nhd", "hnd")
+    assert info.domain.levels("nesting") == ("layer_first",)
+    assert info.domain.levels("granularity") == ("tensor",)
     assert info.domain.levels("cache_dtype") == ("fp32", "bf16", "fp16", "e4m3fn")
     assert info.partner == "builtin:gather_cache"

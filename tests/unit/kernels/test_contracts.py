@@ -82,6 +82,25 @@ def test_sizes_are_read_off_the_cache_view():
     assert seen == [(16, 2, 32)]
 
 
+def test_sizes_of_an_x_packed_cache_are_read_where_they_are():
+    seen = []
+
+    def write(key, value, key_cache, value_cache, slots, block_size, num_heads, head_dim):
+        seen.append((block_size, num_heads, head_dim))
+
+    def write_v(key, value, key_cache, value_cache, slots, head_size_v):
+        seen.append(head_size_v)
+
+    packed = {
+        "key_cache": torch.zeros(5, 2, 4, 16, 8),
+        "value_cache": torch.zeros(5, 2, 48, 16),
+        "value": torch.ones(3, 2, 48),
+    }
+    for function in (write, write_v):
+        bind(function, "reshape_and_cache")(TENSORS | packed, scalars(layout="XPACKED"))
+    assert seen == [(16, 2, 32), 48]
+
+
 def test_an_unknown_parameter_with_a_default_keeps_it():
     seen = []
 

@@ -11,6 +11,7 @@ from kvfuzz.kernels.mutants.patches import BUILTIN
 from kvfuzz.kernels.resolve import resolve
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
+from kvfuzz.model.vocabulary import NESTINGS, PAGES
 
 WRITER = "def write(key, value, key_cache, value_cache, slot_mapping): pass\n"
 INFO = TargetInfo("theirs", "gather_cache", Domain(), Quantise(), "", "0" * 16)
@@ -173,3 +174,52 @@ def test_an_unknown_quotient_of_a_file_is_refused(tmp_path):
     )
     with pytest.raises(UsageError, match=r"KVFUZZ_QUOTIENT='s/x', expected x/s or x\*\(1/s\)"):
         resolve(TargetSpec(f"{path}:reshape_and_cache"))
+
+
+def _file_domain(tmp_path, declared):
+    path = tmp_path / "k.py"
+    path.write_text(
+        f"KVFUZZ_DOMAIN = {declared!r}\n"
+        "def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping): ...\n"
+    )
+    return resolve(TargetSpec(f"{path}:reshape_and_cache")).info.domain
+
+
+def test_a_file_takes_the_conventional_and_every_stride(tmp_path):
+    domain = _file_domain(tmp_path, "")
+    assert domain.levels("order") == ("nhd", "hnd", "shuffle")
+    assert domain.levels("value_size") == ("same",)
+    assert domain.levels("granularity") == ("tensor",)
+    assert domain.levels("nesting") == NESTINGS
+    assert domain.levels("page") == PAGES
+
+
+def test_a_file_takes_what_it_declares_instead(tmp_path):
+    domain = _file_domain(tmp_path, "order=nhd|x_packed, granularity=head, cache_dtype=e4m3fnuz")
+    assert domain.levels("order") == ("nhd", "x_packed")
+    assert domain.levels("granularity") == ("head",)
+    assert domain.levels("cache_dtype") == ("e4m3fnuz",)
+    assert domain.levels("value_size") == ("same",)
+    assert "KVFUZZ_DOMAIN" in domain.source
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ("ordr=nhd", r"KVFUZZ_DOMAIN: 'ordr=nhd': no axis 'ordr'; did you mean order\?"),
+        ("order=x_paked", r"KVFUZZ_DOMAIN: .*no level 'x_paked'; did you mean x_packed"),
+        ("order", r"KVFUZZ_DOMAIN: 'order': expected AXIS=LEVEL"),
+        (3, r"KVFUZZ_DOMAIN=3, expected text, AXIS=LEVEL\|LEVEL"),
+    ],
+)
+def test_a_domain_that_cannot_be_made_out_is_refused_with_what_is_known(tmp_path, declared, said):
+    with pytest.raises(UsageError, match=said) as error:
+        _file_domain(tmp_path, declared)
+    assert "--where" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_formats_that_triton_lacks_are_refused_with_those_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvfuzz.kernels.files.formats_of", lambda arch: ("fp32", "bf16"))
+    with pytest.raises(UsageError, match=r"KVFUZZ_DOMAIN: on gfx942 Triton has fp32\|bf16"):
+        _file_domain(tmp_path, "cache_dtype=e5m2")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import vllm
+from kvfuzz.kernels import vllm, vllm_pages
 from kvfuzz.kernels.resolve import resolve
 from kvfuzz.model.target import TargetSpec
 
@@ -180,3 +180,43 @@ def test_writers_declare_a_division_and_where_they_divide(tree):
         quantise = tree(BLOCKS_FIRST)(name).info.quantise
         assert quantise.quotient == "x/s"
         assert "vllm/" in quantise.source
+
+
+LAYERED = "def order(): return (1, 0, 2, 3, 4, 5)\n"
+DERIVES = "class Backend:\n    def indexes_kv_by_block_stride(cls): ...\n"
+LAYOUTS = "class Backend:\n    def supported_kv_cache_layouts(cls): return None\n"
+NAMES = "def layouts(): return (KVCacheLayout.LBHNC, KVCacheLayout.LHBNC)\n"
+ALL = ("layer_first", "block_first", "head_first", "block_head_first")
+
+
+@pytest.mark.parametrize(
+    ("base", "backend", "nestings", "pages"),
+    [
+        ("", "", ("layer_first",), ("exact",)),
+        ("", LAYERED, ("layer_first", "block_first"), ("exact",)),
+        (DERIVES, LAYERED, ("layer_first", "block_first"), ("exact", "padded")),
+        (DERIVES, "", ("layer_first",), ("exact",)),
+        (LAYOUTS, "", ALL, ("exact", "padded")),
+        (LAYOUTS, NAMES, ("layer_first", "head_first"), ("exact", "padded")),
+    ],
+)
+def test_a_tree_says_how_its_pages_nest_and_whether_they_are_padded(
+    tmp_path, base, backend, nestings, pages
+):
+    path = tmp_path / vllm_pages.BACKEND
+    path.parent.mkdir(parents=True)
+    path.write_text(base)
+    domain = vllm_pages.pages_of(tmp_path, backend)
+    assert (domain.levels("nesting"), domain.levels("page")) == (nestings, pages)
+    side_by_side = {"nesting": "block_first"}
+    if backend == LAYERED:
+        assert domain.refusal({**side_by_side, "order": "hnd"})
+        assert domain.refusal({**side_by_side, "layout": "hybrid"})
+
+
+def test_no_vllm_kernel_is_given_sizes_of_v_or_scales_that_it_has_no_strides_for(tree):
+    for name in ("cp_mha_gather_cache", "reshape_and_cache_flash", "reshape_and_cache_shuffle"):
+        domain = tree(PACKED)(name).info.domain
+        assert domain.levels("value_size") == ("same",)
+        assert domain.levels("granularity") == ("tensor",)
+        assert not {"x_packed", "x_packed_v"} & set(domain.levels("order"))

@@ -9,6 +9,7 @@ from kvfuzz.model.fill import (
     ByteFill,
     FloatFill,
     IntegerFill,
+    ScaleFill,
     TieFill,
     byte_at,
     code_at,
@@ -76,3 +77,36 @@ def test_integers_are_little_endian_and_keep_their_sign_and_bit_patterns():
 def test_two_buffers_of_one_seed_hold_different_bytes():
     key, value = (filled(ByteFill(0), name, whole(64), CPU) for name in ("key", "value"))
     assert (key != value).any()
+
+
+SCALE_VECTORS = {
+    # the least scale, and the first scales of seed 5
+    0x3F800000: [0x3F800000, 0x3F800000, 0x3F800000, 0x3F800000],
+    0x3E800000: [0x3F000000, 0x3E800000, 0x3E800000, 0x3F800000],
+    0x3DCCCCCD: [0x3EAA267C, 0x3E2AFFBD, 0x3E11226B, 0x3EC65D17],
+}
+
+
+@pytest.mark.parametrize("least", SCALE_VECTORS)
+def test_scales_keep_their_test_vectors_and_tensor_scales_are_the_scalar_ones(least):
+    fill = ScaleFill(5, least)
+    codes = [code_at(fill, "k_scale", index) for index in range(500)]
+    assert codes[:4] == SCALE_VECTORS[least]
+    data = filled(fill, "k_scale", whole(2000), CPU)
+    assert data.view(torch.int32).tolist() == codes
+
+
+@pytest.mark.parametrize("least", SCALE_VECTORS)
+def test_scales_lie_between_the_least_and_four_times_that_and_are_of_its_kind(least):
+    fp32, fill = DTYPES["fp32"], ScaleFill(9, least)
+    codes = {code_at(fill, "v_scale", index) for index in range(2000)}
+    values = [fp32.decode(code) / fp32.decode(least) for code in codes]
+    assert min(values) >= 1
+    assert max(values) <= 4
+    if least == 0x3F800000:
+        assert codes == {least}
+    elif least == 0x3E800000:
+        assert sorted(values) == [1, 2, 4]
+    else:
+        assert len(codes) > 1900
+        assert max(values) > 3.9

@@ -95,3 +95,22 @@ def test_what_is_held_in_part_is_reserved_and_not_committed():
     from kvfuzz.model.fill import LARGE
 
     assert LARGE >= reserve.LARGE
+
+
+def test_of_heads_outside_of_blocks_each_head_is_held_where_the_batch_is(gather_scene, scene_with):
+    scene = scene_with(
+        gather_scene,
+        layout="content_packed",
+        order="hnd",
+        nesting="head_first",
+        geometry=Geometry(num_blocks=BLOCKS, block_size=16, num_kv_heads=2, head_size=32),
+        sequences=(Sequence(NAMED, 13, 6),),
+    )
+    large = lower(scene)
+    kept = held(large, "kv_cache")
+    assert kept.size < 1 << 20
+    for name in ("k", "v"):
+        for head in (0, 1):
+            field = large.field(name)
+            byte = field.byte({"block": NAMED[0], "token": 15, "head": head, "dim": 31})
+            assert kept.address(kept.position(byte)) == byte

@@ -1,13 +1,17 @@
 import pytest
+from layout_scenes import COMBINATIONS, name_of, scene_of
+from msgspec.structs import replace
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model import case as cases
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
-from kvfuzz.model.plan import Sequence
+from kvfuzz.model.plan import Plan, Sequence
 from kvfuzz.model.round_trip import with_round_trip
-from kvfuzz.model.scene import check
+from kvfuzz.model.scene import OPS, check
+from kvfuzz.model.steps import check_steps
 
+INLINE = {"cache_dtype": "e4m3fn", "granularity": "token_head_inline"}
 IMPOSSIBLE = {
     "op='nop'": {"op": "nop"},
     "layout='zigzag'": {"layout": "zigzag"},
@@ -27,6 +31,45 @@ IMPOSSIBLE = {
     "padding rows (99,)": {"padding": (99,)},
     "without tokens": {"sequences": (Sequence((1,), 0, 0),)},
     "row_gap=-8": {"row_gap": -8},
+    "nesting='inside_out'": {"nesting": "inside_out"},
+    "granularity='page'": {"granularity": "page"},
+    "head_size_v=-1": {"geometry": Geometry(5, 16, 2, 32, -1)},
+    "page_padding=3, expected a multiple of 2": {"page_padding": 3},
+    "page_padding=-2": {"page_padding": -2},
+    "expected a multiple of 4 bytes": {**INLINE, "page_padding": 6},
+    "divisible by 4: the scale behind is an fp32": {
+        **INLINE,
+        "geometry": Geometry(5, 16, 2, 30),
+    },
+    "head_size_v=20 divisible by 8": {
+        "order": "x_packed",
+        "geometry": Geometry(5, 16, 2, 32, 20),
+    },
+    "block_size=12 divisible by 8": {
+        "order": "x_packed_v",
+        "geometry": Geometry(5, 12, 2, 32),
+    },
+    "only fp8 caches have scales": {"granularity": "head"},
+    "the tokens of a head lie side by side": {"layout": "content_packed", "nesting": "head_first"},
+    "values=ties with granularity=head": {
+        "cache_dtype": "e4m3fn",
+        "granularity": "head",
+        "values": "ties",
+    },
+    "expected four times as much to be finite": {
+        "cache_dtype": "e4m3fn",
+        "granularity": "head",
+        "k_scale": 0x7F000000,
+    },
+    "bytes that hold scales, expected less than": {
+        **INLINE,
+        "geometry": Geometry(1 << 20, 16, 2, 32),
+    },
+    "67108864 bytes that hold scales": {
+        "cache_dtype": "e4m3fn",
+        "granularity": "block_head",
+        "geometry": Geometry(1 << 23, 16, 2, 32),
+    },
 }
 
 
@@ -36,6 +79,30 @@ def test_an_impossible_scene_is_refused_in_one_line(gather_scene, scene_with, hi
         check(scene_with(gather_scene, **IMPOSSIBLE[hint]))
     assert hint in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_layers_that_share_an_allocation_are_laid_out_alike(gather_scene):
+    layer = gather_scene.attention
+    other = replace(layer, name="layer.1", page_padding=16)
+    with pytest.raises(UsageError, match=r"layers layer\.0 and layer\.1 share .* differ in more"):
+        check(replace(gather_scene, plan=Plan((layer, other))))
+    check(replace(gather_scene, plan=Plan((layer, replace(other, allocation="another")))))
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS[::50], ids=name_of)
+@pytest.mark.parametrize("op", OPS)
+def test_a_round_trip_has_the_pages_and_scales_of_its_case(combination, op):
+    case = lower(scene_of(combination, op, 1))
+    both = with_round_trip(case)
+    cases.check(both)
+    if op == "reshape_and_cache":
+        check_steps(both)  # which wants the target's step first
+    for step in both.steps:
+        for name in ("key_cache", "value_cache", "k_scale", "v_scale"):
+            assert both.bound_field(step, name) == case.bound_field(case.steps[0], name)
+            assert step.tensors[name] == case.steps[0].tensors[name]
+        sizes = [both.bound_field(step, name).extents["dim"] for name in ("key", "value")]
+        assert sizes == [case.geometry.head_size, case.geometry.value_size]
 
 
 def test_what_lowers_is_a_possible_case(gather_scene, write_scene):

@@ -2,6 +2,7 @@ import json
 
 import msgspec
 import pytest
+from layout_scenes import COMBINATIONS, scene_of
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model import seed as seeds
@@ -154,3 +155,66 @@ def test_every_drawn_kind_of_case_passes_the_check(gather_scene, write_scene, se
 
 def test_each_schema_version_has_an_upgrade_to_the_next():
     assert sorted(seeds.UPGRADES) == list(range(1, seeds.SCHEMA))
+
+
+@pytest.mark.parametrize("number", range(0, len(COMBINATIONS), 60))
+def test_a_seed_keeps_every_attribute_of_a_layout(seed, number):
+    scene = scene_of(COMBINATIONS[number], "gather_cache", number)
+    again = msgspec.structs.replace(seed, case=lower(scene))
+    assert seeds.load(seeds.dump(again), where="s.json") == again
+
+
+def _as_schema_1(seed):
+    """What the first schema wrote of a seed: nothing of what came later."""
+    raw = json.loads(seeds.dump(seed))
+    raw["schema"] = 1
+    case = raw["case"]
+    case["fields"] = [f for f in case["fields"] if f["name"] not in ("k_scale", "v_scale")]
+    for field in case["fields"]:
+        del field["fill"]
+    for step in case["steps"]:
+        del step["fields"]["k_scale"], step["fields"]["v_scale"]
+    for layer in case["scene"]["plan"]["layers"]:
+        for later in ("nesting", "page_padding", "granularity"):
+            del layer[later]
+        del layer["geometry"]["head_size_v"]
+    return raw
+
+
+def test_a_seed_of_the_first_schema_is_the_same_seed_in_this_one(seed):
+    raw = _as_schema_1(seed)
+    before = json.dumps(raw)
+    assert seeds.load(before.encode(), where="s.json") == seed
+    assert seeds.UPGRADES[1](raw)["schema"] == 2
+    assert json.dumps(raw) == before, "an upgrade changed what it was given"
+
+
+@pytest.mark.parametrize("lacks", ["case", "tensors", "steps", "scene"])
+def test_a_seed_of_the_first_schema_that_lacks_a_part_is_refused_in_one_line(seed, lacks):
+    raw = _as_schema_1(seed)
+    del (raw if lacks == "case" else raw["case"])[lacks]
+    assert "not of schema 1" in _refusal(json.dumps(raw).encode())
+
+
+BINDINGS = {
+    "a scale of other axes": (("case", "fields", 2, "extents"), {"token": 16}),
+    "a scale that is no fp32": (("case", "fields", 2, "dtype"), "i32"),
+    "an unknown layout of the cache": ((*STEP, "scalars", "kv_cache_layout"), "ZIGZAG"),
+    "a rank that its layout has not": ((*STEP, "scalars", "kv_cache_layout"), "XPACKED"),
+    "values of another size than V": (("case", "fields", 5, "extents", "dim"), 16),
+    "a scale of hash bytes": (("case", "buffers", 1, "fill"), {"type": "bytes", "seed": 0}),
+    "a scale of zero": (("case", "buffers", 1, "fill", "values"), [0]),
+    "a fill that is none of scales": (
+        ("case", "fields", 2, "fill"),
+        {"type": "bytes", "seed": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BINDINGS)
+def test_fields_that_do_not_fit_each_other_are_refused(seed, what):
+    raw = json.loads(seeds.dump(seed))
+    path, value = BINDINGS[what]
+    _set(raw, path, value)
+    said = _refusal(json.dumps(raw).encode())
+    assert "impossible case" in said or "without written-out integers" in said

@@ -1,12 +1,17 @@
 """The text of a finding, by the sentences that a kernel engineer looks for."""
 
 import pytest
+import torch
+from layout_scenes import scene_of
 
+from kvfuzz.engine.worker.fill import before_the_first_launch
 from kvfuzz.model.held import whole
 from kvfuzz.model.lower import lower
 from kvfuzz.model.verdict import Place, PropertyResult, Violation
+from kvfuzz.oracles.stored_bytes import place_of
 from kvfuzz.oracles.table import PROPERTIES
 from kvfuzz.reports import places
+from kvfuzz.reports.cases import buffer_rows, case_rows
 from kvfuzz.reports.finding import finding_text
 from kvfuzz.reports.words import _WORDS
 
@@ -191,3 +196,60 @@ def test_a_round_trip_of_a_write_names_a_row_that_the_case_itself_lacks(write_sc
     )
     text = finding_text(found(write_scene, "roundtrip", violation, PropertyResult("x", "passed")))
     assert "went in      0x3f80 = 1 (bf16)" in text
+
+
+@pytest.fixture
+def inline_case():
+    """K and V of unequal size with scales behind them, in padded pages of three layers."""
+    return lower(
+        scene_of(
+            {
+                "layout": "content_packed",
+                "order": "hnd",
+                "nesting": "block_first",
+                "page": "padded",
+                "value_size": "narrower",
+                "granularity": "token_head_inline",
+                "cache_dtype": "e4m3fnuz",
+            },
+            "reshape_and_cache",
+        )
+    )
+
+
+def test_a_case_names_what_is_not_plain_about_its_layout(inline_case):
+    rows = dict(case_rows(inline_case))
+    assert rows["layout"].startswith(
+        "content_packed, order hnd, nesting block_first of 3 attention layers, "
+        "16 bytes of padding behind a page"
+    )
+    assert rows["geometry"].endswith("head_size=32, head_size_v=16")
+    assert rows["scales"].endswith("granularity token_head_inline")
+    (cache,) = [row for row in buffer_rows(inline_case) if row[0] == "kv_cache"]
+    assert "k_scale inside: hash of seed 0: fp32 from 1.2" in cache[2]
+
+
+def test_a_plain_case_says_nothing_of_what_is_plain(gather_scene):
+    rows = dict(case_rows(lower(gather_scene)))
+    assert rows["layout"] == "blocks_first, order nhd, views are not dense"
+    assert "head_size_v" not in rows["geometry"]
+    assert "granularity" not in rows["scales"]
+
+
+def test_a_scale_inside_a_page_is_named_with_what_it_holds(inline_case):
+    field = inline_case.field("k_scale")
+    at = {"block": 1, "token": 3, "head": 1}
+    place = place_of(inline_case, "kv_cache", field.byte(at) + 2)
+    assert places.element(place) == "layer.1 k_scale, block 1, head 1, token 3"
+    assert "a scale, which the op only reads" in places.meaning(inline_case, place)
+    data = before_the_first_launch(inline_case, inline_case.buffer("kv_cache"), torch.device("cpu"))
+    first = places.first_byte(inline_case, place)
+    held_there = int.from_bytes(bytes(data[first : first + 4].tolist()), "little")
+    assert places.initial(inline_case, place) == f"0x{held_there:08x}"
+
+
+def test_a_scale_of_a_whole_tensor_has_no_coordinates(gather_scene):
+    case = lower(gather_scene)
+    place = place_of(case, "k_scale", 2)
+    assert places.element(place) == "layer.0 k_scale"
+    assert places.initial(case, place) == "0x3f800000"
