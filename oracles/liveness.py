@@ -105,7 +105,7 @@ def near_elements(case: Case, field: Field, device: torch.device) -> Tensor:
         axis: each.view([-1 if other == axis else 1 for other in along])
         for axis, each in along.items()
     }
-    return image.positions(case, field, **shaped)
+    return image.positions(case, field, **shaped).to(device)
 
 
 def used_entries(case: Case, step: Step) -> list[list[bool]]:

@@ -73,6 +73,11 @@ def same_results(
     return first_violation(base, wrong, judged, message, other)
 
 
+def sided(base: Run) -> str:
+    """The end of a message that says which of two runs is wrong, where the references do."""
+    return "" if base.missed else "; here it is right"
+
+
 def changed_elsewhere(run: Run, may: Sequence[Elements], message: str) -> Violation | None:
     """The violation of the first byte that `run` changed beside the elements `may`."""
     for name in {each.field.buffer for each in may}:
@@ -114,7 +119,7 @@ def same_elements(
             image.mark(judged[name], here.at, here.field.dtype)
         # What is not written at all is `complete`'s to find.
         judged = {name: mask & ~unwritten(base, name) for name, mask in judged.items()}
-        if found := same_results(base, images, judged, message):
+        if found := same_results(base, images, judged, message + sided(base)):
             return found
     found = changed_elsewhere(other, theirs, f"{message}: one beside the results")
     if found is None or changed_elsewhere(base, base.writes, ""):
