@@ -44,7 +44,7 @@ def _dead_reads(run: Run) -> dict[str, Tensor]:
     if read is None:
         return {}
     found = {name: read[name] & ~live for name, live in run.live.items()}
-    return {name: mask for name, mask in found.items() if bool(mask.any())}
+    return {name: mask for name, mask in found.items() if image.is_any(mask)}
 
 
 def dead_byte_variants(base: Run) -> Wanted:

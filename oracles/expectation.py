@@ -83,15 +83,18 @@ REFERENCES: dict[str, Callable[[Case, Step, Mapping[str, Tensor], Quantise], lis
 
 
 def expect(case: Case, before: Mapping[str, Tensor], quantise: Quantise) -> Expectation:
-    """Apply the reference of every step of `case` to copies of the images in `before`."""
-    images = {name: data.clone() for name, data in before.items()}
+    """Apply the reference of every step of `case` to the images in `before`; what a step writes
+    is a copy from then on."""
+    images = dict(before)
     must: dict[str, Tensor] = {}
     all_stored: list[Stored] = []
     for step in case.steps:
         for stored in REFERENCES[step.op](case, step, images, quantise):
             name = stored.field.buffer
-            mask = must.setdefault(name, torch.zeros_like(images[name], dtype=torch.bool))
+            if name not in must:
+                images[name] = images[name].clone()
+                must[name] = torch.zeros_like(images[name], dtype=torch.bool)
             image.write(images[name], stored.at, stored.field.dtype, stored.codes)
-            image.mark(mask, stored.at, stored.field.dtype)
+            image.mark(must[name], stored.at, stored.field.dtype)
             all_stored.append(stored)
     return Expectation(images, must, all_stored)

@@ -131,8 +131,7 @@ def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
         slots, rows = slots_of(case, step, device), rows_of(case, step, device)
         for elements in read_elements(case, step, slots, rows):
             if elements.field.buffer in live:
-                at = image.element_bytes(elements.at, elements.field.dtype)
-                live[elements.field.buffer][at] = True
+                image.mark(live[elements.field.buffer], elements.at, elements.field.dtype)
         if "block_table" in step.tensors:
             buffer = case.bound_buffer(step, "block_table")
             used = torch.tensor(used_entries(case, step), device=device).flatten()

@@ -86,12 +86,8 @@ def _sides(base: Run) -> Iterator[Side]:
     of_rows = {each.parameter: each for each in row_elements(case, step, rows)}
     written = {each.parameter: each for each in written_elements(case, step, slots, rows)}
     for activation, cache, scale in SIDES:
-        if scale in step.fields:
-            field = case.bound_field(step, scale)
-            buffer, at = field.buffer, near_elements(case, field, device).flatten()
-        else:
-            buffer = case.bound_buffer(step, scale)
-            at = torch.arange(0, base.before[buffer].numel(), 4, device=device)
+        field = case.bound_field(step, scale)
+        buffer, at = field.buffer, near_elements(case, field, device).flatten()
         if bool((image.read(base.before[buffer], at, "fp32") == ONE).all()):
             continue
         here = of_rows[activation]
@@ -136,8 +132,8 @@ def _scaled(base: Run, sides: list[Side], n: int, dtype: CacheDtype) -> Scaling 
         _times(target[side.rows.field.buffer], side.rows.at[usable], dtype, n)
         if is_write:  # a zero is a zero times anything
             usable |= side.codes & (dtype.sign_bit - 1) == 0
-        at = image.element_bytes(side.written.at[usable], side.written.field.dtype)
-        judged[side.written.field.buffer][at] = True
+        field = side.written.field
+        image.mark(judged[field.buffer], side.written.at[usable], field.dtype)
     return Scaling(n, images, expected, judged)
 
 

@@ -5,7 +5,7 @@ from kvfuzz.model.events import Combinations, Started, Summary
 from kvfuzz.model.verdict import Hazard
 from kvfuzz.reports.kernel_coverage import coverage_lines
 from kvfuzz.reports.text import Pairs, columns, count, seconds
-from kvfuzz.reports.words import ENDED_BY, HAZARDS
+from kvfuzz.reports.words import ENDED_BY, HAZARDS, where_words
 
 MOST_REASONS = 4
 
@@ -20,16 +20,9 @@ def header_lines(started: Started) -> list[str]:
         ("versions", versions),
         ("seed", str(started.random_seed)),
         ("budget", seconds(started.budget_s)),
-        ("where", where_words(started.where)),
+        ("where", where_words(started.where) or "whole domain of the target"),
     ]
     return columns(rows, indent=0)
-
-
-def where_words(where: dict[str, tuple[str, ...]]) -> str:
-    """`order=nhd|hnd, cache_dtype=bf16`, as --where takes it."""
-    if not where:
-        return "whole domain of the target"
-    return ", ".join(f"{axis}={'|'.join(levels)}" for axis, levels in where.items())
 
 
 def summary_lines(summary: Summary, started: Started | None = None) -> list[str]:

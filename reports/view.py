@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kvfuzz.model.axes import AXIS, Levels
+from kvfuzz.model.axes import Levels
 from kvfuzz.model.events import Found
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 from kvfuzz.reports import places
 from kvfuzz.reports.cases import case_rows, launch_rows, layout_words
 from kvfuzz.reports.text import Pairs
-from kvfuzz.reports.words import words
+from kvfuzz.reports.words import where_words, words
 
 SOURCED = ("oracle", "complete")
 """Properties whose expected value comes from the element that the op pairs with the place."""
@@ -76,23 +76,18 @@ def view_of(
         subject=subject_rows(seed, first),
         evidence=evidence_rows(seed, first),
         others=[(each.name, _message(each) + _extent(each)) for each in others],
-        case=[about, *case_rows(seed.case), *extent_rows(extent or {}, seed.op)],
+        case=[about, *case_rows(seed.case), *extent_rows(extent)],
         launches=launch_rows(verdict.launches),
         record=[("seed", path), *(recorded or [])],
         replay=replay,
     )
 
 
-def extent_rows(extent: Mapping[str, Levels], op: str) -> Pairs:
-    """The axes of which not every level fails, when one axis of the case is changed."""
-    narrow = [
-        f"{axis}={'|'.join(levels)}"
-        for axis, levels in extent.items()
-        if len(levels) < len(AXIS[axis].levels_for(op))
-    ]
-    if not extent:
+def extent_rows(extent: Mapping[str, Levels] | None) -> Pairs:
+    """Under which levels near its case a finding shows, where that was tried out."""
+    if extent is None:
         return []
-    return [("fails where", ", ".join(narrow) or "every axis has any level")]
+    return [("fails where", where_words(extent) or "every axis has any level")]
 
 
 def _message(result: PropertyResult) -> str:

@@ -1,5 +1,6 @@
 """What properties and outcomes are called in reports, in words."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -121,3 +122,8 @@ HAZARDS: dict[str, str] = {
     "dead_read": "reads of bytes that no result may depend on",
     "read_race": "reads of bytes that another program of the launch changes",
 }
+
+
+def where_words(where: Mapping[str, tuple[str, ...]]) -> str:
+    """`order=nhd|hnd, cache_dtype=bf16`, as --where takes it; empty without an axis."""
+    return ", ".join(f"{axis}={'|'.join(levels)}" for axis, levels in where.items())

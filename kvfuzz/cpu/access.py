@@ -104,7 +104,7 @@ class Marks:
         do not matter beside it unless the allocation is large."""
         if self.allocation.is_large:
             self.pages[kind] |= pages_of(offset)
-            if size > 1:
+            if index is None:  # an element may lie on two pages
                 self.pages[kind] |= pages_of(offset + (size - 1))
         if index is not None:
             self._view(kind, size)[index] = _ALL_MARKED[size]
@@ -181,6 +181,11 @@ class Access:
     def numbers(self) -> list[int]:
         """Numbers of the allocations that were touched."""
         return list(self._marks)
+
+    def touched(self, name: str, kind: Kind) -> bool:
+        """Whether any byte of allocation `name` was read, or written."""
+        number = self._by_name.get(name)
+        return number is not None and self._marks[number].any(kind)
 
     def read(self, name: str) -> Array:
         """Bytes of allocation `name` that active lanes read; bool `[nbytes]`."""

@@ -23,7 +23,7 @@ from kvfuzz.cpu.evaluate import Order, run_grid
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.memory import Memory
 from kvfuzz.cpu.numerics import encode
-from kvfuzz.cpu.reserve import aligned_zeros
+from kvfuzz.cpu.reserve import aligned
 from kvfuzz.cpu.scratch import Scratch, scratch_files
 from kvfuzz.cpu.space import AddressSpace, Allocation
 from kvfuzz.cpu.tickets import Tickets
@@ -121,13 +121,14 @@ class CpuLane:
         atexit.unregister(self._undo.close)
         self._undo.close()
 
-    def allocate(self, name: str, nbytes: int) -> torch.Tensor:
-        """A zeroed uint8 tensor `[nbytes]`, 256-byte aligned, known to kernels as `name`.
+    def allocate(self, name: str, nbytes: int, *, zeroed: bool = True) -> torch.Tensor:
+        """A zeroed uint8 tensor `[nbytes]`, 256-byte aligned, known to kernels as `name`. A caller
+        who fills all of it can do without the zeros.
 
         Views of it, of any dtype, belong to it. From 64 MiB on it is reserved and not committed:
         only the pages that are touched cost memory. Raises `LaneError` if `name` is taken.
         """
-        memory = aligned_zeros(nbytes)
+        memory = aligned(nbytes, zeroed=zeroed)
         self._space.add(name, memory)
         return torch.from_numpy(memory)
 

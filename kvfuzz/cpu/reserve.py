@@ -35,11 +35,12 @@ def address_of(memory: Array) -> int:
     return int(memory.__array_interface__["data"][0])
 
 
-def aligned_zeros(nbytes: int) -> Array:
-    """uint8 `[nbytes]`, zeroed, at a multiple of 256 bytes. Raises `OutOfAddressesError`."""
+def aligned(nbytes: int, *, zeroed: bool = True) -> Array:
+    """uint8 `[nbytes]` at a multiple of 256 bytes, of zeros unless the caller fills all of it.
+    Raises `OutOfAddressesError`."""
     if nbytes >= LARGE:
         return _reserved(nbytes)
-    backing = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+    backing = (np.zeros if zeroed else np.empty)(nbytes + _ALIGNMENT, np.uint8)
     start = -address_of(backing) % _ALIGNMENT
     return backing[start : start + nbytes]
 
@@ -92,8 +93,12 @@ def nonzero_in(memory: Array, pages: Array) -> Array:
 
 
 def pages_of(offsets: Array) -> set[int]:
-    """The numbers of the pages that hold the bytes at `offsets`."""
-    return set(np.unique(offsets >> PAGE_SHIFT).tolist())
+    """The numbers of the pages that hold the bytes at `offsets`, which mostly come in runs."""
+    pages = (offsets >> PAGE_SHIFT).ravel()
+    if not len(pages):
+        return set()
+    turns = np.flatnonzero(pages[1:] != pages[:-1]) + 1
+    return {int(pages[0]), *pages[turns].tolist()}
 
 
 def marked_in(marks: Array, pages: set[int]) -> Array:

@@ -32,7 +32,7 @@ def extent(
     random_seed: int,
     seconds: float,
 ) -> dict[str, Levels]:
-    """By axis, the levels under which a case near `row` fails; all axes of `within` are named."""
+    """By axis, the levels under which a case near `row` fails, where those are not all."""
     end = time.monotonic() + seconds
 
     def failed(changed: Row, attempt: int) -> bool:
@@ -45,11 +45,15 @@ def extent(
     while len(outcomes) < PROBES and outcomes != [True] * ENOUGH:
         outcomes.append(failed(own, len(outcomes)))
     if not any(outcomes):
-        return {axis: (own[axis],) for axis in within.axes}
+        return {
+            axis: (own[axis],)
+            for axis, levels in zip(within.axes, within.levels, strict=True)
+            if len(levels) > 1
+        }
     tries = min(MOST_TRIES, math.ceil(3 * len(outcomes) / sum(outcomes)))
     found: dict[str, Levels] = {}
     for at, axis in enumerate(within.axes):
-        found[axis] = tuple(
+        levels = tuple(
             level
             for number, level in enumerate(within.levels[at])
             if level == own[axis]
@@ -57,6 +61,8 @@ def extent(
             or (changed := _near(within, own, at, number)) is None
             or any(failed(changed, attempt) for attempt in range(tries))
         )
+        if levels != within.levels[at]:
+            found[axis] = levels
     return found
 
 

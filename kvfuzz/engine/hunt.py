@@ -26,7 +26,7 @@ class Caught(NamedTuple):
     case: Case
     symptom: Symptom
     verdict: Verdict
-    extent: dict[str, Levels]
+    extent: dict[str, Levels] | None
 
 
 class Effort(NamedTuple):
@@ -85,7 +85,8 @@ class Hunt:
         """
         hunted = self._hunted
         assert hunted is not None  # noqa: S101  (what failed was hunted)
-        case, where = found.smallest, dict[str, Levels]()
+        case = found.smallest
+        where: dict[str, Levels] | None = None
         verdict, _ = self._runner.check(case)
         interruption: BaseException | None = None
         try:
@@ -98,14 +99,14 @@ class Hunt:
                     where = self._extent(hunted, facts(case))
         except (KvfuzzError, KeyboardInterrupt) as error:
             interruption = error
-        if not self._widened(case, hunted, verdict, where):
+        if not self._widened(case, hunted, verdict, where or {}):
             report(Caught(case, hunted, verdict, where))
         self._hunted = None
         if interruption is not None:
             raise interruption
 
     def _widened(
-        self, case: Case, hunted: Symptom, verdict: Verdict, where: dict[str, Levels]
+        self, case: Case, hunted: Symptom, verdict: Verdict, extent: dict[str, Levels]
     ) -> bool:
         """Note what is known now; True where a finding is widened, False where there is a new one.
 
@@ -117,9 +118,9 @@ class Hunt:
         beside = [each for each in all_symptoms if each.side in ("", hunted.side)]
         for index, known in enumerate(self._known):
             if known.mark == mark or any(known.explains(each, shown) for each in beside):
-                self._known[index] = known.wider((hunted,), where)
+                self._known[index] = known.wider((hunted,), extent)
                 return True
-        self._known.append(Known(mark, frozenset({hunted, *all_symptoms}), (where,)))
+        self._known.append(Known(mark, frozenset({hunted, *all_symptoms}), (extent,)))
         return False
 
     def _reduced(self, case: Case) -> Case:

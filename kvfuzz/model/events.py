@@ -44,8 +44,9 @@ class Found(msgspec.Struct, frozen=True, tag=True):
     replay: str
     shrunk_from_bytes: int
     """Bytes of all buffers of the case that failed first."""
-    extent: dict[str, Levels] = {}
-    """By axis: the levels under which it shows when one axis is changed; empty where not tried."""
+    extent: dict[str, Levels] | None = None
+    """The levels under which it shows when one axis of its case is changed, by axis where those are
+    not all; None where it was not tried out."""
 
 
 class Note(msgspec.Struct, frozen=True, tag=True):

@@ -13,7 +13,6 @@ from kvfuzz.model.target import DeadBytes
 GATHER, WRITE = "kernels/builtin/gather_cache.py", "kernels/builtin/reshape_and_cache.py"
 LOAD_K = "k = tl.load(key_cache_ptr + k_at, mask=inside)"
 LOAD_V = "v = tl.load(value_cache_ptr + v_at, mask=inside)"
-SCALE_V = "v = v.to(tl.float32) * tl.load(v_scale_ptr)"
 STORE_K = "tl.store(key_cache_ptr + k_at, k.to(key_cache_ptr.dtype.element_ty), mask=inside)"
 FP8 = {"cache_dtype": "e4m3fnuz", "fill_seed": 3}
 

@@ -80,14 +80,16 @@ def test_a_finding_names_the_other_layout_the_other_ids_the_other_strides(judge,
 
 
 LOAD_K = "k = tl.load(key_cache_ptr + k_at, mask=inside)"
-SCALED_V = "v = v.to(tl.float32) * tl.load(v_scale_ptr)"
+SCALED_V = "v = v.to(tl.float32) * tl.load(v_scale_ptr + v_scale_at)"
 START = "start = tl.load(seq_starts_ptr + sequence)"
 BLOCK = "block = tl.load(block_table_ptr + entry).to(tl.int64)"
 
 
 def test_a_constant_that_is_added_to_a_scale_fails_scale_homogeneity(judge, edited, case_of):
     """Next to 1.2 it rounds away."""
-    added = SCALED_V.replace("tl.load(v_scale_ptr)", "(tl.load(v_scale_ptr) + 5e-8)")
+    added = SCALED_V.replace(
+        "tl.load(v_scale_ptr + v_scale_at)", "(tl.load(v_scale_ptr + v_scale_at) + 5e-8)"
+    )
     target = edited(GATHER, "gather_cache", (SCALED_V, added))
     case = case_of("gather_cache", **{**FP8, "v_scale": 0x3F99999A, "k_scale": 0x3DCCCCCD})
     assert _failed(judge(target).verdict(case)) == ["scale_homogeneity"]

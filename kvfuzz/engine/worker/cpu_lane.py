@@ -40,6 +40,8 @@ class CheckedCpuLane:
         """By site: the outcomes that were reported as seen, and as possible."""
         self._buffers: list[Tensor] = []
         self._access: Access | None = None
+        self._nothing = torch.zeros(0, dtype=torch.bool)
+        """A mask of nothing, long enough for every buffer that was left alone so far."""
 
     def allocate(self, name: str, data: Tensor, kept: Held) -> Tensor:
         """A uint8 buffer registered as `name`; of a large one only touched pages take memory.
@@ -47,7 +49,7 @@ class CheckedCpuLane:
         Raises NotCheckedError where not even its addresses can be had.
         """
         try:
-            buffer = self._lane.allocate(name, kept.nbytes)
+            buffer = self._lane.allocate(name, kept.nbytes, zeroed=not kept.is_whole)
         except OutOfAddressesError as error:
             raise NotCheckedError(f"buffer {name}: {error}") from error
         for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
@@ -69,8 +71,10 @@ class CheckedCpuLane:
         pages = resident_pages(memory)
         starts = pages << PAGE_SHIFT
         changed = nonzero_in(memory, pages[_outside(kept, starts, 1 << PAGE_SHIFT)])
-        written = self._access.bytes_of(name, "write")
-        found = [each[_outside(kept, each, 1)] for each in (changed, written)]
+        found = [changed[_outside(kept, changed, 1)]]
+        if self._access.touched(name, "write"):
+            written = self._access.bytes_of(name, "write")
+            found.append(written[_outside(kept, written, 1)])
         return min((int(each[0]) for each in found if len(each)), default=None)
 
     def observe(self, call: Callable[[], None], manner: Manner) -> Seen:
@@ -128,10 +132,13 @@ class CheckedCpuLane:
         )
 
     def _marked(self, access: Access, name: str, kind: Literal["read", "write"]) -> Tensor:
-        """The held bytes of a buffer that kernels read or wrote; bool `[kept.size]`."""
+        """The held bytes of a buffer that kernels read or wrote; bool `[kept.size]`, to be read
+        only."""
         kept = self._kept[name]
-        if name not in access.names:
-            return torch.zeros(kept.size, dtype=torch.bool)
+        if not access.touched(name, kind):
+            if len(self._nothing) < kept.size:
+                self._nothing = torch.zeros(kept.size, dtype=torch.bool)
+            return self._nothing[: kept.size]
         marked = torch.from_numpy(access.read(name) if kind == "read" else access.written(name))
         if kept.is_whole:
             return marked
@@ -141,7 +148,7 @@ class CheckedCpuLane:
         """By buffer, the first byte that a kernel read although it is not held."""
         first = {}
         for name, kept in self._kept.items():
-            if not kept.is_whole and name in access.names:
+            if not kept.is_whole and access.touched(name, "read"):
                 read = access.bytes_of(name, "read")
                 far = read[_outside(kept, read, 1)]
                 if len(far):

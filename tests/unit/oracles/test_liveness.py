@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from kvfuzz.engine.worker.fill import filled
+from kvfuzz.engine.worker.fill import before_the_first_launch
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.held import held
 from kvfuzz.model.lower import lower
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.target import DeadBytes, Quantise, TargetInfo
@@ -26,8 +25,7 @@ LAYOUTS = [
 
 def _images(case):
     return {
-        each.name: filled(each.fill, each.name, held(case, each.name), torch.device("cpu"))
-        for each in case.buffers
+        each.name: before_the_first_launch(case, each, torch.device("cpu")) for each in case.buffers
     }
 
 

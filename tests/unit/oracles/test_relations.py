@@ -11,7 +11,7 @@ import torch
 from kvfuzz.engine.explore import Deadline, Exploration, Trial
 from kvfuzz.engine.findings import size_of
 from kvfuzz.engine.worker.execute import view
-from kvfuzz.engine.worker.fill import filled
+from kvfuzz.engine.worker.fill import before_the_first_launch
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import check
 from kvfuzz.model.held import held
@@ -60,8 +60,7 @@ def _executed(variant, domain=None):
     case = variant.case
     info = TargetInfo("x", case.steps[0].op, domain or Domain(), Quantise(), "", "")
     before = {
-        each.name: filled(each.fill, each.name, held(case, each.name), torch.device("cpu"))
-        for each in case.buffers
+        each.name: before_the_first_launch(case, each, torch.device("cpu")) for each in case.buffers
     }
     before |= variant.images
     run = Run(case, info, Quantise(), Domain(), before, before)
