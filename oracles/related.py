@@ -1,7 +1,7 @@
 """What the properties that relate two runs share: how the second one ended, and comparing results.
 
 A relation finds what no reference has to know, and names it poorly: one of two runs is wrong. So a
-second case is the plainer of the two wherever there is a choice (a layout further up in its table,
+second case is the plainer of the two wherever there is a choice (the layout before it in a table,
 ids from 0 on, a row alone): what only the harder case shows is then found where that case is drawn,
 by the property that says what is wrong with it.
 """

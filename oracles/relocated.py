@@ -2,118 +2,46 @@
 
 The other cache holds the same codes for each token that the op reads, and any bytes elsewhere: what
 is dead, `dead_bytes` watches. Both go to a plainer case, as `kvfuzz.oracles.related` says: to a
-layout or order that stands further up in its table, and to the lowest block ids.
+plainer layout, and to the lowest block ids.
 """
 
 import msgspec
 import torch
 from torch import Tensor
 
-from kvfuzz.errors import UsageError
 from kvfuzz.model.case import Case
-from kvfuzz.model.fill import IntegerFill, word
+from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.held import held
-from kvfuzz.model.lower import lower
-from kvfuzz.model.plan import AttentionLayer, Layer
 from kvfuzz.model.round_trip import touched
-from kvfuzz.model.scene import Scene
 from kvfuzz.model.steps import CACHES
-from kvfuzz.model.vocabulary import LAYOUTS, ORDERS
 from kvfuzz.oracles.liveness import read_elements, rows_of, slots_of, written_elements
 from kvfuzz.oracles.observation import Run
+from kvfuzz.oracles.plainer import plainer
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
-from kvfuzz.oracles.related import carry, ended, excluded, outside, same_elements
+from kvfuzz.oracles.related import carry, ended, excluded, same_elements
 
 PLAINER, RENAMED = "plainer_layout", "renamed_blocks"
-STRIDED = ("nhd", "hnd")
-"""Orders that differ in the strides of their views alone."""
 
 
 def layout_variants(base: Run) -> Wanted:
-    """The same logical cache in a plainer layout or order."""
+    """The same logical cache in a plainer layout."""
     other = plainer(base)
-    if isinstance(other, NotChecked):
-        return other
+    if other is None:
+        return NotChecked("the target takes no plainer layout of this cache")
     slots = slots_of(other, other.steps[0], _device(base))
     return excluded(base, other) or {PLAINER: _holding(base, other, slots)}
 
 
 def layout_equivariance(runs: Runs) -> Judgement:
-    """A plainer layout or order of the same logical cache gives the same results."""
+    """A plainer layout of the same logical cache gives the same results."""
     base, other = runs[BASE], runs[PLAINER]
-    layer = other.case.scene.attention
-    where = f"in layout {layer.layout}, order {layer.order},"
+    here, there = (run.case.scene.attention.levels for run in (base, other))
+    names = [f"{axis} {there[axis]}" for axis in there if there[axis] != here[axis]]
+    where = f"in {', '.join(names)},"
     if found := ended(other, where):
         return found
     slots = slots_of(other.case, other.case.steps[0], _device(base))
     return _same(base, other, slots, f"{where} the same logical cache gives another byte")
-
-
-def plainer(base: Run) -> Case | NotChecked:
-    """The case of the same scene in a plainer layout or order that the target's domain has.
-
-    Which one, where there are several, the fill seed decides.
-    """
-    case, domain = base.case, base.target.domain
-    pairs = [
-        (layout, order)
-        for layout, order in _plainer_pairs(case.scene)
-        if domain.refusal({"layout": layout, "order": order}) is None
-    ]
-    first = word(case.scene.fill_seed, PLAINER, 0) % max(len(pairs), 1)
-    for layout, order in (*pairs[first:], *pairs[:first]):
-        other = _relowered(case, layout, order)
-        if other is not None and outside(domain, other) is None:
-            return other
-    return NotChecked("the target takes no plainer layout or order of this cache")
-
-
-def _plainer_pairs(scene: Scene) -> list[tuple[str, str]]:
-    """Layouts and orders that the tables have no further down.
-
-    A kernel reads strided pages and each packed order on a path of its own. Of another path only
-    the plainest pair counts: in all else the other path may be the one that is wrong.
-    """
-    layer = scene.attention
-    layouts = LAYOUTS[: LAYOUTS.index(layer.layout) + 1]
-    orders = ORDERS[: ORDERS.index(layer.order) + 1]
-    return [
-        (layout, order)
-        for layout in layouts
-        for order in orders
-        if (layout, order) != (layer.layout, layer.order)
-        if _path(order) == _path(layer.order) or (layout, order) == (LAYOUTS[0], ORDERS[0])
-        if layout != "hybrid" or scene.state_blocks
-    ]
-
-
-def _path(order: str) -> str:
-    return "strided" if order in STRIDED else order
-
-
-def _relowered(case: Case, layout: str, order: str) -> Case | None:
-    """`case` with its allocation laid out anew, or None where that is impossible or the same.
-
-    A case that was edited after it was lowered differs in more than its cache, and has no other.
-    """
-    scene = case.scene
-    allocation = scene.attention.allocation
-    layers: list[Layer] = []
-    for layer in scene.plan.layers:
-        if layer.allocation != allocation:
-            layers.append(layer)
-        elif isinstance(layer, AttentionLayer):
-            layers.append(msgspec.structs.replace(layer, layout=layout, order=order))
-        elif layout == "hybrid":  # no other has blocks of Mamba state
-            layers.append(layer)
-    plan = msgspec.structs.replace(scene.plan, layers=tuple(layers))
-    try:
-        other = lower(msgspec.structs.replace(scene, plan=plan))
-    except (UsageError, ValueError):
-        return None
-    kept = [[each for each in of.buffers if each.name != allocation] for of in (case, other)]
-    moved = (case.fields, case.tensors) != (other.fields, other.tensors)
-    return other if moved and kept[0] == kept[1] else None
 
 
 def permutation_variants(base: Run) -> Wanted:

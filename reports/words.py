@@ -82,7 +82,7 @@ _WORDS: dict[str, PropertyWords] = {
         got="is",
     ),
     "layout_equivariance": PropertyWords(
-        "the same logical cache in a plainer layout or order gives the same results",
+        "the same logical cache in a plainer layout gives the same results",
         "bytes of results",
         expected="plainer",
         got="here",

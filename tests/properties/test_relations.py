@@ -60,9 +60,7 @@ def _said(verdict, name):
 def test_a_finding_names_the_other_layout_the_other_ids_the_other_strides(judge, case_of):
     target, op, changes = ALONE["layout_equivariance"]
     said = _said(judge(target).verdict(case_of(op, **changes)), "layout_equivariance")
-    assert said.message == (
-        "in layout kv_first, order nhd, the same logical cache gives another byte"
-    )
+    assert said.message == "in layout kv_first, the same logical cache gives another byte"
     assert said.place.field == "key_out"
     target, op, changes = ALONE["block_permutation"]
     said = _said(judge(target).verdict(case_of(op, **changes)), "block_permutation")

@@ -90,7 +90,8 @@ def test_three_bugs_in_one_kernel_are_three_findings_of_one_campaign(campaign, e
 
 
 def test_a_finding_says_under_which_levels_it_shows(campaign):
-    _, found, _ = campaign("mutant:fp8_round_trip", keep_going=True, max_cases=60)
+    narrow = "block_size=16|32,head_size=8|16,num_kv_heads=1|2,reach=near,block_ids=shuffled"
+    _, found, _ = campaign("mutant:fp8_round_trip", where=narrow, keep_going=True, max_cases=40)
     assert len(found) == 1
     extent = found[0].extent
     assert set(extent["cache_dtype"]) == {"e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"}
@@ -199,9 +200,9 @@ def test_a_crash_and_a_hang_cost_one_case_each_and_the_campaign_goes_on(campaign
     )
     code, found, summary = campaign(
         f"{path}:gather_cache",
-        where="cache_dtype=bf16,block_size=16,head_size=8,num_kv_heads=1",
+        where="cache_dtype=bf16,block_size=16,head_size=8,num_kv_heads=1,order=hnd|shuffle",
         keep_going=True,
-        max_cases=14,
+        max_cases=6,
         case_timeout_s=2,
         shrink_s=0.1,
         reduce_s=0.1,
@@ -210,7 +211,7 @@ def test_a_crash_and_a_hang_cost_one_case_each_and_the_campaign_goes_on(campaign
     assert code == Exit.FINDING
     assert any("SIGSEGV" in message for message in messages)
     assert any("hung" in message for message in messages)
-    assert summary.cases == 14
+    assert summary.cases == 6
 
 
 def test_events_and_seeds_are_plain_json(campaign, tmp_path):
@@ -261,4 +262,4 @@ def test_a_bug_that_shows_near_the_start_of_a_cache_is_found_there(campaign):
 def test_a_bug_that_shows_far_only_is_found_all_the_same(campaign):
     _, (found,), summary = campaign("mutant:int32_block_offset", max_cases=300)
     assert found.seed.property == "no_overflow"
-    assert summary.facts["reach"]["near"] >= 15
+    assert summary.facts["reach"]["near"] >= 10

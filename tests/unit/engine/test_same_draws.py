@@ -31,7 +31,8 @@ def drawn(seed, *, package=None, **environment):
     """The digest of 300 cases, drawn in a process of its own."""
     without = ("CI", "GITHUB_ACTIONS")
     kept = {name: value for name, value in os.environ.items() if name not in without}
-    path = str(package or Path(kvfuzz.__file__).parents[1])
+    first = str(package or Path(kvfuzz.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (first, os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(seed)],
         env={**kept, "PYTHONPATH": path, **environment},
