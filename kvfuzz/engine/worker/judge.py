@@ -124,6 +124,9 @@ class Judge:
         if isinstance(found, NotChecked):
             return PropertyResult(each.name, "not_checked", found.reason)
         if isinstance(found, Violation):
+            others = [runs[name] for name in wanted if runs[name].case is not base.case]
+            elsewhere = any(other.missed for other in others if not other.error)
+            found = msgspec.structs.replace(found, elsewhere=elsewhere)
             return PropertyResult(each.name, "failed", violation=found)
         return PropertyResult(each.name, "passed")
 
