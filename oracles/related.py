@@ -80,7 +80,7 @@ def sided(base: Run) -> str:
 
 def changed_elsewhere(run: Run, may: Sequence[Elements], message: str) -> Violation | None:
     """The violation of the first byte that `run` changed beside the elements `may`."""
-    for name in {each.field.buffer for each in may}:
+    for name in dict.fromkeys(each.field.buffer for each in may):
         changed = run.after[name] != run.before[name]
         for each in may:
             if each.field.buffer == name:

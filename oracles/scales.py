@@ -111,11 +111,11 @@ def _exponent(codes: list[Tensor], dtype: CacheDtype, seed: int) -> int:
 
 def _scaled(base: Run, sides: list[Side], n: int, dtype: CacheDtype) -> Scaling | NotChecked:
     is_write = base.case.steps[0].op == "reshape_and_cache"
-    names = {side.scale_buffer for side in sides}
+    names = [side.scale_buffer for side in sides]
     if is_write:
-        names |= {side.rows.field.buffer for side in sides}
+        names += [side.rows.field.buffer for side in sides]
     images = {name: base.before[name].clone() for name in names}
-    written = {side.written.field.buffer for side in sides}
+    written = [side.written.field.buffer for side in sides]
     expected = {name: base.after[name].clone() for name in written}
     judged = {name: torch.zeros_like(each, dtype=torch.bool) for name, each in expected.items()}
     for side in sides:

@@ -17,7 +17,7 @@ from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Field
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
-from kvfuzz.oracles.related import ended, same_results, sided
+from kvfuzz.oracles.related import ended, excluded, same_results, sided
 
 OTHER_STRIDES = "other_strides"
 FACTOR = 3
@@ -75,7 +75,7 @@ def stride_variants(base: Run) -> Wanted:
         changed = msgspec.structs.replace(tensors[each.view.name], strides=tuple(strides))
         tensors[each.view.name] = changed
     case = msgspec.structs.replace(base.case, tensors=tuple(tensors.values()))
-    return {OTHER_STRIDES: Variant(case)}
+    return excluded(base, case) or {OTHER_STRIDES: Variant(case)}
 
 
 def size1_stride(runs: Runs) -> Judgement:

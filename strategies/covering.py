@@ -13,11 +13,13 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from kvfuzz.strategies.greedy import best_row
+from kvfuzz.strategies.greedy import Noise, best_row
 from kvfuzz.strategies.rows import Row, Space
 
 CANDIDATES, LATE_CANDIDATES = 4, 24
-"""Rows to choose from, while much is open and when it has become hard to close several at once."""
+"""Rows to choose from, while much is open and when it has become hard to close several at once; in
+a small space more, for the same time."""
+USUAL_BOUND = 770
 LATE = 0.06
 """The share of combinations that is open late, about."""
 
@@ -36,9 +38,10 @@ class Covering:
         self._open = _all_different(self._axis)
         self._different = _all_different(np.arange(len(sizes)))
         # Less than one combination each, so that it decides between equals only.
+        self._generosity = max(1, 2 * USUAL_BOUND // self.bound - 1)
         self._at_first = int(self._open.sum())
-        self._random = np.random.Generator(np.random.PCG64(random_seed))
-        self._taste = self._random.random(len(self._axis)) / 2
+        self._random = Noise(random_seed)
+        self._taste = self._random.uniform(len(self._axis)) / 2
         self._asked: tuple[int, int, int] | None = None
         self.given_up = 0
         """Combinations that a row was drawn for again and again, in vain."""
@@ -123,7 +126,7 @@ class Covering:
             self._open,
             self._wanted(triple),
             self._random,
-            candidates=LATE_CANDIDATES if late else CANDIDATES,
+            candidates=(LATE_CANDIDATES if late else CANDIDATES) * self._generosity,
         )
 
     def _wanted(self, numbers: tuple[int, ...]) -> dict[int, int]:

@@ -10,12 +10,34 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.model.fill import GOLDEN, MASK, MIX_1, MIX_2, mix
 from kvfuzz.strategies.rows import Space
 
-NOISE = 1.0
-"""Standard deviation of what the later candidates' figures are multiplied by, about 1."""
+NOISE = 1.7
+"""How far from 1 the factors of the later candidates' figures are, at most."""
 PASSES = 2
 """How often every axis is tried for a better level."""
+
+
+class Noise:
+    """Uniform random numbers from the counter hash of `kvfuzz.model.fill`.
+
+    NumPy's own generators may give others in another version.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._counter = mix(seed & MASK)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """`count` numbers from 0 up to 1."""
+        word = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+        word += np.uint64(self._counter)
+        self._counter = (self._counter + count * GOLDEN) & MASK
+        for shift, factor in ((30, MIX_1), (27, MIX_2)):
+            word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
+        word ^= word >> np.uint64(31)
+        found: NDArray[np.float64] = (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return found
 
 
 class Gains:
@@ -52,7 +74,7 @@ def best_row(
     within: Space,
     combinations: NDArray[np.bool_],
     wanted: Mapping[int, int],
-    random: np.random.Generator,
+    random: Noise,
     *,
     candidates: int,
 ) -> list[int] | None:
@@ -60,7 +82,7 @@ def best_row(
     best, most = None, -1
     for number in range(candidates):
         noise = NOISE if number else 0.0
-        weights = 1.0 + noise * random.standard_normal(len(combinations))
+        weights = 1.0 + noise * (2 * random.uniform(len(combinations)) - 1)
         candidate = _Candidate(within, combinations, wanted)
         if not candidate.found(weights):
             return None
@@ -116,11 +138,12 @@ class _Candidate:
                 self._gains.add(self._first[axis] + row[axis])
             counted.append(row[axis])
 
-    def improve(self, random: np.random.Generator) -> None:
+    def improve(self, random: Noise) -> None:
         """Change one level at a time to one that closes more, in a random order of the axes."""
         free = [axis for axis in range(len(self.row)) if axis not in self._wanted]
         for _ in range(PASSES):
-            if not sum(self._changed(int(axis)) for axis in random.permutation(free)):
+            order = np.argsort(random.uniform(len(free)), kind="stable")
+            if not sum(self._changed(free[place]) for place in order):
                 return
 
     def _changed(self, axis: int) -> bool:

@@ -199,17 +199,18 @@ class Space:
         }
 
     def integers(self, row: Mapping[str, str]) -> tuple[int, ...]:
-        """The choices by which `drawn_row` draws `row`."""
-        indices = [
-            levels.index(row[axis]) for axis, levels in zip(self.axes, self.levels, strict=True)
-        ]
-        return tuple(
-            sum(weights[:place])
-            for at, level in enumerate(indices)
-            for possible in (self.possible(indices[:at]),)
-            if len(possible) > 1
-            for place, weights in ((possible.index(level), self.weights(at, possible)),)
-        )
+        """The choices by which `drawn_row` draws `row`. Raises ValueError for what is no row."""
+        indices: list[int] = []
+        integers = []
+        for at, (axis, levels) in enumerate(zip(self.axes, self.levels, strict=True)):
+            possible = self.possible(indices)
+            level = levels.index(row[axis]) if row[axis] in levels else -1
+            if level not in possible:
+                raise ValueError(f"{axis}={row[axis]} does not go with the levels before it")
+            if len(possible) > 1:
+                integers.append(sum(self.weights(at, possible)[: possible.index(level)]))
+            indices.append(level)
+        return tuple(integers)
 
     def weights(self, at: int, possible: tuple[int, ...]) -> list[int]:
         """How often each possible level of axis `at` is drawn."""

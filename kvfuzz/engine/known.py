@@ -71,12 +71,14 @@ class Known(msgspec.Struct, frozen=True):
     def explains(self, symptom: Symptom, facts: Mapping[str, str]) -> bool:
         """Whether a case with these facts may fail like this for what is known already.
 
-        What is wrong with another case than this one, a finding of wrong bytes on its side explains
-        under any levels: those of that case are not at hand.
+        Where the case that was compared with is the wrong one, so does a finding of wrong bytes on
+        that side: by references alone that case is a failure of its own, and found where it is
+        drawn.
         """
         if symptom.elsewhere:
             sides = ("", symptom.side)
-            return any(s.property not in RELATIONS and s.side in sides for s in self.symptoms)
+            if any(s.property not in RELATIONS and s.side in sides for s in self.symptoms):
+                return True
         return symptom in self.symptoms and any(
             all(facts[axis] in levels for axis, levels in extent.items()) for extent in self.extents
         )

@@ -7,12 +7,14 @@ import pytest
 
 from kvfuzz.kernels.resolve import resolve
 from kvfuzz.model.axes import Domain, facts
+from kvfuzz.model.fill import GOLDEN, MASK, mix
 from kvfuzz.model.lower import lower
 from kvfuzz.model.scene import OPS
 from kvfuzz.model.target import TargetSpec
 from kvfuzz.strategies import drawn_scene, space
 from kvfuzz.strategies.choices import Drawn
 from kvfuzz.strategies.covering import Covering
+from kvfuzz.strategies.greedy import Noise
 
 TARGETS = ("builtin:gather_cache", "builtin:reshape_and_cache", "conch:reshape_and_cache")
 SMALL = Domain(
@@ -98,6 +100,13 @@ def test_levels_outside_the_space_count_for_nothing():
     full = covering.mark(shown)
     assert covering.mark({**shown, "layout": "blocks_first"}) == 0
     assert full == np.prod([len(shown), len(shown) - 1, len(shown) - 2]) // 6
+
+
+def test_noise_is_the_counter_hash_of_fills():
+    noise = Noise(5)
+    counter, drawn = mix(5), [*noise.uniform(3), *noise.uniform(2)]
+    expected = [mix((counter + n * GOLDEN) & MASK) >> 11 for n in range(1, 6)]
+    assert drawn == [each / 2**53 for each in expected]
 
 
 def test_two_random_numbers_cover_by_different_rows():
