@@ -104,3 +104,10 @@ def test_a_target_the_lane_cannot_evaluate_is_not_checked_even_in_part(campaign,
     )
     with pytest.raises(NotCheckedError, match=r"no property was checked of \d+ of 40 cases"):
         campaign(target, max_cases=40)
+
+
+def test_a_slow_target_is_not_taken_for_one_that_hangs(worker, gather_scene):
+    verdict = worker(f"import time\n{HEAD}    time.sleep(3)\n").check(lower(gather_scene))
+    assert [result.name for result in verdict.failed] == ["complete"]
+    reasons = {result.name: result.reason for result in verdict.results if result.reason}
+    assert "too long for one more within 10 s (--case-timeout)" in reasons["determinism"]
