@@ -42,6 +42,11 @@ def worker(tmp_path):
         ("os._exit(114)", "made the GPU unusable"),
         ("os._exit(5)", "exit code 5"),
         ("os.abort()", "SIGABRT"),
+        ("raise ValueError('\\ud800')", "ValueError: \\ud800"),
+        (
+            "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})",
+            "Mute: no message: its __str__ raises ZeroDivisionError",
+        ),
         ("raise ValueError('in\\ntwo') from KeyError('why')", "ValueError: in: two (from KeyError"),
     ],
 )
