@@ -2,7 +2,8 @@
 
 Integers of at most 32 bits may lose some unseen, as long as the result decides no access. Two
 programs of a launch run in any order, so a byte that both write differently, or that one reads and
-the other changes, has no defined value.
+the other changes, has no defined value. In a buffer of the case that is a finding; in memory of the
+target's own, where padding rows may be dumped, it is one once a result depends on it.
 """
 
 from kvfuzz.model.verdict import Hazard, Violation
@@ -57,13 +58,20 @@ def _lost(each: Overflow) -> str:
 
 
 def race_variants(base: Run) -> Wanted:
-    """Where a launch may have read what it wrote: the case with readers noted, and with the
-    programs one after the other from either end."""
-    if not base.crossed:
+    """Where it takes a second look, the case with the programs one after the other from either end:
+    for races in memory of the target's own, and where a launch may have read what it wrote. Then
+    the case with readers noted, too."""
+    if not base.crossed and not _races(base, own=True):
         return {}
     orders: tuple[Order, ...] = ("forward", "backward")
-    noted = {READERS: Variant(base.case, readers=True)}
+    noted = {READERS: Variant(base.case, readers=True)} if base.crossed else {}
     return noted | {order: Variant(base.case, order=order) for order in orders}
+
+
+def _races(run: Run, *, own: bool) -> list[Race]:
+    """The races in memory of the target's own, or in buffers of the case."""
+    known = {buffer.name for buffer in run.case.buffers}
+    return [race for race in run.races if (race.buffer not in known) == own]
 
 
 def _depends_on_order(runs: Runs) -> bool:
@@ -82,9 +90,9 @@ def no_race(runs: Runs) -> Violation | NotChecked | None:
     run = runs[BASE]
     if unseen := _unseen(run):
         return unseen
-    races = run.races
-    if not races and READERS in runs and _depends_on_order(runs):
-        races = runs[READERS].races
+    races = _races(run, own=False)
+    if not races and _depends_on_order(runs):
+        races = [*_races(run, own=True), *(runs[READERS].races if READERS in runs else ())]
     if races:
         return Violation(_met(races[0]), place_of(run.case, races[0].buffer, races[0].offset))
     if run.synchronising:
@@ -93,13 +101,16 @@ def no_race(runs: Runs) -> Violation | NotChecked | None:
 
 
 def harmless_races(runs: Runs) -> list[Hazard]:
-    """Reads of bytes that another program changes, which no order of the programs shows."""
-    if READERS not in runs or _depends_on_order(runs):
+    """Reads of bytes that another program changes, and writes to memory of the target's own that
+    another program overwrites, which no order of the programs shows."""
+    if _depends_on_order(runs):
         return []
+    noted = runs[READERS].races if READERS in runs else ()
+    read = [race for race in noted if race.kind == "read/write"]
     return [
-        Hazard("read_race", f"{race.kernel} ({race.where}) in {race.buffer}")
-        for race in runs[READERS].races
-        if race.kind == "read/write"
+        Hazard(kind, f"{race.kernel} ({race.where}) in {race.buffer}")
+        for kind, races in (("read_race", read), ("write_race", _races(runs[BASE], own=True)))
+        for race in races
     ]
 
 

@@ -119,7 +119,9 @@ def _cached(case: Case, place: Place) -> str:
 
 
 def _outside_elements(case: Case, place: Place) -> str:
-    buffer = case.buffer(place.buffer)
+    buffer = next((each for each in case.buffers if each.name == place.buffer), None)
+    if buffer is None:
+        return f"{place.buffer} is memory that the target allocates itself"
     if not 0 <= place.byte < buffer.nbytes:
         side = "before" if place.byte < 0 else "after"
         distance = -place.byte if place.byte < 0 else place.byte - buffer.nbytes + 1

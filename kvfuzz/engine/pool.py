@@ -97,7 +97,7 @@ class Worker:
         """The verdict on `case`, the worker's death or silence included."""
         if not self._started:
             self.describe()
-        arguments = (self._config, msgspec.msgpack.encode(case), explain)
+        arguments = (self._config, msgspec.msgpack.encode(case), explain, self._timeout)
         try:
             task = self._pool.schedule(check, args=arguments, timeout=self._timeout)
             return msgspec.msgpack.decode(task.result(), type=Verdict)

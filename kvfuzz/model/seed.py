@@ -99,6 +99,12 @@ def load(data: bytes, *, where: str) -> Seed:
         seed = msgspec.convert(raw, Seed)
     except msgspec.ValidationError as error:
         raise UsageError(f"seed {where}: {error}") from None
+    try:
+        msgspec.msgpack.encode(seed)  # it goes to a worker so, and JSON holds more
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise UsageError(
+            f"seed {where}: neither 64 bits nor UTF-8 hold a value ({error})"
+        ) from None
     if seed.fill != ALGORITHM:
         raise UsageError(f"seed {where}: fill={seed.fill!r}, expected {ALGORITHM!r}")
     if seed.property not in PROPERTY_NAMES:

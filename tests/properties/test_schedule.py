@@ -129,6 +129,41 @@ def test_reading_what_another_program_writes_is_a_finding_once_it_decides_a_byte
 
 
 LAUNCH = "    reshape_and_cache_kernel[(num_rows, num_kv_heads)]("
+SLOTS = "    v_scale_ptr,\n    key_row_stride: tl.int64"
+DUMP = (
+    (LAUNCH, "    dump = torch.zeros(64, dtype=key.dtype)\n" + LAUNCH),
+    (
+        "        v_scale,\n        *key.stride()",
+        "        v_scale,\n        dump,\n        *key.stride()",
+    ),
+    (SLOTS, SLOTS.replace("key_row", "dump_ptr,\n    key_row")),
+)
+"""Memory that the target allocates itself, for its kernel."""
+
+
+def test_rows_that_are_dumped_on_each_other_where_nobody_reads_are_a_hazard(
+    judge, edited, write_scene
+):
+    dumped = (
+        STORE_K + "\n    tl.store(dump_ptr + dim, k.to(dump_ptr.dtype.element_ty), mask=inside)"
+    )
+    target = edited(WRITE, "reshape_and_cache", *DUMP, (STORE_K, dumped))
+    verdict = judge(target).verdict(lower(write_scene))
+    assert _failed(verdict) == []
+    assert "write_race" in {hazard.kind for hazard in verdict.hazards}
+
+
+def test_what_programs_dump_on_each_other_is_a_race_once_it_decides_a_byte(
+    judge, edited, write_scene
+):
+    dumped = (
+        STORE_K + "\n    tl.store(dump_ptr + dim, k.to(dump_ptr.dtype.element_ty), mask=inside)"
+    )
+    stored = "    key_cache[0, 0, 0, 0] = dump[0].to(key_cache.dtype)\n"
+    end = "MAX=FP8_MAX.get(key_cache.dtype, 0.0),\n    )\n"
+    target = edited(WRITE, "reshape_and_cache", *DUMP, (STORE_K, dumped), (end, end + stored))
+    verdict = judge(target).verdict(lower(write_scene))
+    assert "no_race" in _failed(verdict)
 
 
 def test_torch_code_that_writes_far_from_the_batch_is_seen_too(judge, edited, far_case):

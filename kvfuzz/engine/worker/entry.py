@@ -5,6 +5,7 @@ inside them, in the worker alone. Messages are msgspec's binary form of the mode
 """
 
 import gc
+import math
 import os
 import sys
 from functools import lru_cache
@@ -111,9 +112,10 @@ def check_up(lane: str, arch: str) -> bytes:
     return msgspec.msgpack.encode(examine(lane, arch))
 
 
-def check(config: bytes, case: bytes, explain: bool) -> bytes:
-    """Execute and judge one case; msgpack of Verdict."""
+def check(config: bytes, case: bytes, explain: bool, patience_s: float = math.inf) -> bytes:
+    """Execute and judge one case, in `patience_s` seconds where the target lets it; msgpack of
+    Verdict."""
     verdict: Verdict = _judge(config).verdict(
-        msgspec.msgpack.decode(case, type=Case), explain=explain
+        msgspec.msgpack.decode(case, type=Case), explain=explain, patience_s=patience_s
     )
     return msgspec.msgpack.encode(verdict)

@@ -167,9 +167,19 @@ def one_line(error: BaseException) -> str:
     A message of several lines gives its first and its last: a compiler begins with where and ends
     with why. What it was raised from is named, too.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = _message(error)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     ends = [lines[0], lines[-1]] if len(lines) > 1 else lines
     text = ": ".join([type(error).__name__, *(end[:300] for end in ends)])
-    if error.__cause__ is not None and str(error.__cause__) not in str(error):
+    if error.__cause__ is not None and _message(error.__cause__) not in said:
         text += f" (from {one_line(error.__cause__)})"
     return text
+
+
+def _message(error: BaseException) -> str:
+    """The message of an exception as text that UTF-8 can hold, whatever its class does."""
+    try:
+        said = str(error)
+    except Exception as another:
+        return f"no message: its __str__ raises {type(another).__name__}"
+    return said.encode("utf-8", "backslashreplace").decode("utf-8")

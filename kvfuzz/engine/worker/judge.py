@@ -1,6 +1,8 @@
 """Judge a case: run its distinct variants once each, ask every property, explain what failed."""
 
 import hashlib
+import math
+import time
 from collections.abc import Mapping
 
 import msgspec
@@ -21,6 +23,34 @@ from kvfuzz.oracles.properties import BASE, NotChecked, Property, Variant
 from kvfuzz.oracles.stored_bytes import place_of
 from kvfuzz.oracles.table import PROPERTIES
 
+SLOWEST = 3
+"""How many times as long as the longest run so far one more may take: some go by program."""
+
+
+class Patience:
+    """How long the variants of a case may take: a slow target is not to pass for one that hangs.
+
+    What is waited for is the base run; that one may end late.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._longest = 0.0
+        self._seconds = seconds
+
+    def spent(self) -> str:
+        """Why another run might not come to its end in time, or nothing."""
+        if time.monotonic() + SLOWEST * self._longest <= self._end:
+            return ""
+        return (
+            f"a run takes {self._longest:.1f} s, too long for one more within {self._seconds:g} s "
+            "(--case-timeout)"
+        )
+
+    def noting(self, started: float) -> None:
+        """A run has ended that began at `started`, by the monotonic clock."""
+        self._longest = max(self._longest, time.monotonic() - started)
+
 
 class Judge:
     """One target with its partner on one lane; `where` is what its domain is narrowed to."""
@@ -38,13 +68,17 @@ class Judge:
             self._adapters["partner"] = partner
         self._partner = partner
         self.lane = lane
+        self._patience = Patience(math.inf)
         self._where = Domain(allowed=dict(where or {}), source="--where")
         writers = [each for each in self._adapters.values() if each.info.op == "reshape_and_cache"]
         self._quantise = writers[0].info.quantise if writers else Quantise()
 
-    def verdict(self, case: Case, *, explain: bool = False) -> Verdict:
+    def verdict(
+        self, case: Case, *, explain: bool = False, patience_s: float = math.inf
+    ) -> Verdict:
         """The outcome of every property on `case`; `explain` adds whose byte was found, and the
-        digest of a case that passes."""
+        digest of a case that passes. What `patience_s` seconds leave no time for is not checked."""
+        self._patience = Patience(patience_s)
         try:
             base, seen = self._run(Variant(case))
         except NotCheckedError as error:
@@ -61,7 +95,7 @@ class Judge:
             if not base.error:
                 hazards += each.hazards(runs)
         results = self._attributed(results)
-        if explain and any(map(_traceable, results)):
+        if explain and any(map(_traceable, results)) and not self._patience.spent():
             results = self._with_origins(results, case, base)
         return Verdict(
             tuple(results),
@@ -93,7 +127,8 @@ class Judge:
         self, variant: Variant, *, base: Run | None = None, origins: bool = False
     ) -> tuple[Run, Seen]:
         unchanged = _unchanged_buffers(base, variant.case) if base else {}
-        return execute(
+        started = time.monotonic()
+        done = execute(
             variant.case,
             self._adapters,
             self.lane,
@@ -102,6 +137,8 @@ class Judge:
             manner=Manner(variant.poison, variant.readers, variant.order, origins),
             where=self._where,
         )
+        self._patience.noting(started)
+        return done
 
     def _result(self, each: Property, case: Case, runs: dict[str, Run]) -> PropertyResult:
         base = runs[BASE]
@@ -114,6 +151,8 @@ class Judge:
             return PropertyResult(each.name, "not_checked", wanted.reason)
         for name, variant in wanted.items():
             if name not in runs:
+                if reason := self._patience.spent():
+                    return PropertyResult(each.name, "not_checked", reason)
                 try:
                     runs[name], _ = self._run(variant, base=base)
                 except NotCheckedError as error:

@@ -42,6 +42,11 @@ def worker(tmp_path):
         ("os._exit(114)", "made the GPU unusable"),
         ("os._exit(5)", "exit code 5"),
         ("os.abort()", "SIGABRT"),
+        ("raise ValueError('\\ud800')", "ValueError: \\ud800"),
+        (
+            "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})",
+            "Mute: no message: its __str__ raises ZeroDivisionError",
+        ),
         ("raise ValueError('in\\ntwo') from KeyError('why')", "ValueError: in: two (from KeyError"),
     ],
 )
@@ -104,3 +109,10 @@ def test_a_target_the_lane_cannot_evaluate_is_not_checked_even_in_part(campaign,
     )
     with pytest.raises(NotCheckedError, match=r"no property was checked of \d+ of 40 cases"):
         campaign(target, max_cases=40)
+
+
+def test_a_slow_target_is_not_taken_for_one_that_hangs(worker, gather_scene):
+    verdict = worker(f"import time\n{HEAD}    time.sleep(3)\n").check(lower(gather_scene))
+    assert [result.name for result in verdict.failed] == ["complete"]
+    reasons = {result.name: result.reason for result in verdict.results if result.reason}
+    assert "too long for one more within 10 s (--case-timeout)" in reasons["determinism"]

@@ -127,6 +127,8 @@ UNRUNNABLE = {
     "a view of another dtype": (("case", "tensors", 0, 2), "fp16"),
     "a field without a term": (("case", "fields", 0, "terms"), [["block", 4096, 1, 0]]),
     "a fill seed past 64 bits": (("case", "buffers", 0, "fill", "seed"), 1 << 64),
+    "a fill seed of the scene past 64 bits": (("case", "scene", "fill_seed"), 1 << 70),
+    "a name that is no text": (("provenance", "note"), "\ud800"),
     "a buffer larger than any machine": (("case", "buffers", 0, "nbytes"), 10**15),
     "a value past its format": (_values(BLOCK_TABLE), 1 << 40),
     "a property that does not exist": (("property",), "nosuch"),

@@ -253,3 +253,9 @@ def test_a_scale_of_a_whole_tensor_has_no_coordinates(gather_scene):
     place = place_of(case, "k_scale", 2)
     assert places.element(place) == "layer.0 k_scale"
     assert places.initial(case, place) == "0x3f800000"
+
+
+def test_memory_that_the_target_allocates_itself_is_called_that(write_scene, found):
+    violation = Violation("two programs wrote it", Place("scratch", 6))
+    text = finding_text(found(write_scene, "no_race", violation))
+    assert "scratch is memory that the target allocates itself" in text
