@@ -113,7 +113,7 @@ def check_up(lane: str, arch: str) -> bytes:
 
 def check(config: bytes, case: bytes, explain: bool) -> bytes:
     """Execute and judge one case; msgpack of Verdict."""
-    verdict: Verdict = _judge(config).verdict(
-        msgspec.msgpack.decode(case, type=Case), explain=explain
-    )
+    judge = _judge(config)
+    verdict: Verdict = judge.verdict(msgspec.msgpack.decode(case, type=Case), explain=explain)
+    judge.lane.rest()
     return msgspec.msgpack.encode(verdict)
