@@ -5,6 +5,7 @@ are part of the source, so that a seed replays by them.
 
     KVFUZZ_DOMAIN = "order=nhd|x_packed,granularity=tensor|head"    axes in the syntax of --where
     KVFUZZ_QUOTIENT = "x*(1/s)"                                     a writer that takes reciprocals
+    KVFUZZ_DEAD = "finite"                                          no NaN in bytes nobody may use
 """
 
 import importlib.util
@@ -20,9 +21,16 @@ from kvfuzz.kernels.contracts import CONTRACTS, CONVENTIONAL, bind, objections
 from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.own import INVERSE
 from kvfuzz.model.axes import Domain, nearest, parse_where
-from kvfuzz.model.target import Quantise, Quotient, TargetInfo, TargetSpec
+from kvfuzz.model.target import (
+    DeadBytes,
+    MayHold,
+    Quantise,
+    Quotient,
+    TargetInfo,
+    TargetSpec,
+)
 
-QUOTIENT, DOMAIN = "KVFUZZ_QUOTIENT", "KVFUZZ_DOMAIN"
+QUOTIENT, DOMAIN, DEAD = "KVFUZZ_QUOTIENT", "KVFUZZ_DOMAIN", "KVFUZZ_DEAD"
 
 
 def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
@@ -52,6 +60,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         quantise=_quantise(module, spec.name),
         partner=INVERSE[op],
         content=content,
+        dead=_dead(module, spec.name),
     )
     return Adapter(info, bind(function, op), (NotImplementedError,))
 
@@ -80,6 +89,14 @@ def _quantise(module: ModuleType, target: str) -> Quantise:
     if declared not in known:
         raise UsageError(f"target {target}: {QUOTIENT}={declared!r}, expected {' or '.join(known)}")
     return Quantise(declared, f"{QUOTIENT} of the file, x/s where it declares none")
+
+
+def _dead(module: ModuleType, target: str) -> DeadBytes:
+    declared: MayHold = getattr(module, DEAD, "nan")
+    known = get_args(MayHold)
+    if declared not in known:
+        raise UsageError(f"target {target}: {DEAD}={declared!r}, expected {' or '.join(known)}")
+    return DeadBytes(declared, f"{DEAD} of the file, nan where it declares none")
 
 
 def _import(path: Path, content: str) -> ModuleType:

@@ -17,12 +17,13 @@ from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.fill import IntegerFill, word
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.steps import ACTIVATIONS
-from kvfuzz.oracles.liveness import Elements, row_elements, rows_of, slots_of, written_elements
+from kvfuzz.oracles.liveness import row_elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
 from kvfuzz.oracles.related import carry, ended, excluded, same_elements
 
 REVERSED, ALONE = "reversed", "alone"
+_WORDS = {REVERSED: "in a batch of the opposite order", ALONE: "alone"}
 
 
 class Rebatched(NamedTuple):
@@ -167,7 +168,7 @@ def _images(base: Run, name: str) -> dict[str, Tensor]:
     case, step = base.case, base.case.steps[0]
     if name != REVERSED or step.op != "reshape_and_cache":
         return {}
-    rows = torch.arange(len(case.integers(step, "slot_mapping")), device=_device(base))
+    rows = torch.arange(len(case.integers(step, "slot_mapping")), device=base.device)
     images: dict[str, Tensor] = {}
     here, there = row_elements(case, step, rows), row_elements(case, step, rows.flip(0))
     for source, goal in zip(here, there, strict=True):
@@ -180,30 +181,15 @@ def _images(base: Run, name: str) -> dict[str, Tensor]:
 def batch_invariance(runs: Runs) -> Judgement:
     """The same tokens in other company leave the same bytes."""
     base = runs[BASE]
-    for name, other in rebatched(base.case).items():
+    for name, batch in rebatched(base.case).items():
         if name not in runs:
             continue
-        words = "alone" if name == ALONE else "in a batch of the opposite order"
-        found = ended(runs[name], f"{words},")
-        found = found or same_elements(
-            base,
-            runs[name],
-            _written(base, other.tokens),
-            _written(runs[name], list(range(len(other.tokens)))),
-            f"{words}, a token gets another byte",
+        other, words = runs[name], _WORDS[name]
+        tokens = torch.tensor(batch.tokens, dtype=torch.int64, device=base.device)
+        mine = [each._replace(at=each.at[tokens]) for each in base.writes]
+        found = ended(other, f"{words},") or same_elements(
+            base, other, mine, other.writes, f"{words}, a token gets another byte"
         )
         if found:
             return found
     return None
-
-
-def _written(run: Run, tokens: list[int]) -> list[Elements]:
-    """What is written for some tokens of a case, in their order."""
-    step, device = run.case.steps[0], _device(run)
-    chosen = torch.tensor(tokens, dtype=torch.int64, device=device)
-    slots, rows = slots_of(run.case, step, device), rows_of(run.case, step, device)
-    return written_elements(run.case, step, slots[chosen], rows[chosen])
-
-
-def _device(run: Run) -> torch.device:
-    return next(iter(run.before.values())).device

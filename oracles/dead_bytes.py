@@ -38,18 +38,9 @@ def nan_byte(dtype: str) -> int:
     return 0x80 if DTYPES[dtype].specials == FINITE_UNSIGNED_ZERO else 0xFF
 
 
-def _dead_reads(run: Run) -> dict[str, Tensor]:
-    """By buffer: the dead bytes that were read, where some were and reads are recorded."""
-    read = run.read
-    if read is None:
-        return {}
-    found = {name: read[name] & ~live for name, live in run.live.items()}
-    return {name: mask for name, mask in found.items() if image.is_any(mask)}
-
-
 def dead_byte_variants(base: Run) -> Wanted:
     """The case with other dead bytes, unless it is on record that none was read."""
-    if base.is_read_recorded and not _dead_reads(base):
+    if base.is_read_recorded and not base.dead_reads:
         return {}
     images = {
         name: _images(base, byte, by) for by, (name, byte) in enumerate(FINITE.items(), start=1)
@@ -128,13 +119,13 @@ def _changed(base: Run, other: Run, what: str) -> Violation | None:
     written = {name: mask & ~unwritten(base, name) for name, mask in must.items()}
     message = f"{what} in bytes that nothing may depend on change {{}}; {_first_read(base)}"
     found = same_results(base, other.after, written, message.format("this one"))
-    if found is None and changed_elsewhere(base, must, "") is None:
-        found = changed_elsewhere(other, must, message.format("what else is written"))
+    if found is None and changed_elsewhere(base, base.writes, "") is None:
+        return changed_elsewhere(other, base.writes, message.format("what else is written"))
     return found
 
 
 def _first_read(base: Run) -> str:
-    for name, mask in _dead_reads(base).items():
+    for name, mask in base.dead_reads.items():
         byte = held(base.case, name).address(int(torch.nonzero(mask)[0]))
         return f"the target reads {_sentence(place_of(base.case, name, byte))}"
     return "which of them the target reads is not recorded"
@@ -150,12 +141,11 @@ def _sentence(place: Place) -> str:
 def dead_reads(runs: Runs) -> list[Hazard]:
     """Reads of dead bytes that change nothing."""
     base = runs[BASE]
-    dead = _dead_reads(base)
-    if not dead or isinstance(_influence(runs), Violation):
+    if not base.dead_reads or isinstance(_influence(runs), Violation):
         return []
     return [
         Hazard("dead_read", f"the target reads dead bytes of {_field_of(base, name, mask)}")
-        for name, mask in dead.items()
+        for name, mask in base.dead_reads.items()
     ]
 
 

@@ -43,9 +43,26 @@ def rows_of(case: Case, step: Step, device: torch.device) -> Tensor:
     return torch.arange(len(case.integers(step, "token_to_batch")), device=device)
 
 
-def cache_elements(case: Case, step: Step, slots: Tensor) -> list[Elements]:
-    """The elements of `slots` in K, in V, and in whatever else a step finds by the slot."""
-    found = []
+def read_elements(case: Case, step: Step, device: torch.device) -> list[Elements]:
+    """What a step reads of the buffers that have dead bytes, token by token."""
+    cached = cache_elements(case, step, device)
+    if step.op == "gather_cache":
+        return cached
+    beside = [elements for elements in cached if elements.parameter not in CACHES]
+    return beside + row_elements(case, step, rows_of(case, step, device))
+
+
+def written_elements(case: Case, step: Step, device: torch.device) -> list[Elements]:
+    """What a step writes, token by token: of K, or key, and of V, or value."""
+    if step.op == "gather_cache":
+        return row_elements(case, step, rows_of(case, step, device))
+    cached = cache_elements(case, step, device)
+    return [elements for elements in cached if elements.parameter in CACHES]
+
+
+def cache_elements(case: Case, step: Step, device: torch.device) -> list[Elements]:
+    """The elements of a step's slots in K, in V, and in whatever else it finds by the slot."""
+    slots, found = slots_of(case, step, device), []
     for parameter in step.fields:
         field = case.bound_field(step, parameter)
         if "block" in field.extents:
@@ -88,7 +105,7 @@ def near_elements(case: Case, field: Field, device: torch.device) -> Tensor:
         axis: each.view([-1 if other == axis else 1 for other in along])
         for axis, each in along.items()
     }
-    return image.positions(case, field, **shaped)
+    return image.positions(case, field, **shaped).to(device)
 
 
 def used_entries(case: Case, step: Step) -> list[list[bool]]:
@@ -104,22 +121,6 @@ def used_entries(case: Case, step: Step) -> list[list[bool]]:
     return [[column in columns for column in range(width)] for columns in needed]
 
 
-def read_elements(case: Case, step: Step, slots: Tensor, rows: Tensor) -> list[Elements]:
-    """What a step on `slots` and `rows` reads of the buffers that have dead bytes."""
-    cached = cache_elements(case, step, slots)
-    if step.op == "gather_cache":
-        return cached
-    beside = [elements for elements in cached if elements.parameter not in CACHES]
-    return beside + row_elements(case, step, rows)
-
-
-def written_elements(case: Case, step: Step, slots: Tensor, rows: Tensor) -> list[Elements]:
-    """What a step on `slots` and `rows` writes: of K, or key, and of V, or value."""
-    if step.op == "gather_cache":
-        return row_elements(case, step, rows)
-    return [each for each in cache_elements(case, step, slots) if each.parameter in CACHES]
-
-
 def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By buffer that has dead bytes, the live ones; bool per held byte, as in `images`."""
     live: dict[str, Tensor] = {}
@@ -128,8 +129,7 @@ def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for parameter in (*CACHES, *ACTIVATIONS):
             buffer = case.bound_field(step, parameter).buffer
             live.setdefault(buffer, torch.zeros_like(images[buffer], dtype=torch.bool))
-        slots, rows = slots_of(case, step, device), rows_of(case, step, device)
-        for elements in read_elements(case, step, slots, rows):
+        for elements in read_elements(case, step, device):
             if elements.field.buffer in live:
                 image.mark(live[elements.field.buffer], elements.at, elements.field.dtype)
         if "block_table" in step.tensors:

@@ -4,14 +4,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.case import Case
 from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.verdict import Launch
+from kvfuzz.oracles import image
 from kvfuzz.oracles.expectation import Expectation, expect
-from kvfuzz.oracles.liveness import live_bytes
+from kvfuzz.oracles.liveness import Elements, live_bytes, read_elements, written_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,11 @@ class Race:
     count: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One execution of `case`. Images and masks have an entry per held byte of a buffer
-    (`kvfuzz.model.held`); masks are bool, None where not recorded."""
+    (`kvfuzz.model.held`); masks are bool, None where not recorded. A run equals itself alone, so
+    that what is derived from it can be kept."""
 
     case: Case
     target: TargetInfo
@@ -127,3 +130,27 @@ class Run:
     def is_read_recorded(self) -> bool:
         """Whether `read` holds every byte that was read."""
         return self.read is not None and bool(self.launches) and not self.torch_ops
+
+    @cached_property
+    def dead_reads(self) -> dict[str, Tensor]:
+        """By buffer: the dead bytes that were read, where some were and reads are recorded."""
+        read = self.read
+        if read is None:
+            return {}
+        found = {name: read[name] > live for name, live in self.live.items()}
+        return {name: mask for name, mask in found.items() if image.is_any(mask)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the images are."""
+        return next(iter(self.before.values())).device
+
+    @cached_property
+    def reads(self) -> list[Elements]:
+        """What the first step reads of the buffers that have dead bytes."""
+        return read_elements(self.case, self.case.steps[0], self.device)
+
+    @cached_property
+    def writes(self) -> list[Elements]:
+        """What the first step writes, by side: of K, or key, and of V, or value."""
+        return written_elements(self.case, self.case.steps[0], self.device)

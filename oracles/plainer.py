@@ -24,7 +24,7 @@ STRIDED = ("nhd", "hnd")
 
 
 def plainer(base: Run) -> Case | None:
-    """The case in a plainer layout of the target's domain, or None where there is none.
+    """The case in a plainer layout of the target's domain and `--where`, or None without one.
 
     Which one, where there are several, the fill seed decides.
     """
@@ -37,7 +37,7 @@ def plainer(base: Run) -> Case | None:
     first = word(case.scene.fill_seed, "plainer", 0) % max(len(layers), 1)
     for layer in (*layers[first:], *layers[:first]):
         other = _relowered(case, layer)
-        if other is not None and outside(domain, other) is None:
+        if other is not None and not any(outside(each, other) for each in (domain, base.where)):
             return other
     return None
 
@@ -55,7 +55,7 @@ def plainer_layers(case: Case) -> list[AttentionLayer]:
         if _path(order) == _path(layer.order) or (layout, order) == plainest
         if layout != "hybrid" or case.scene.state_blocks
         for nesting in dict.fromkeys((layer.nesting, NESTINGS[0]))
-        for padding in {layer.page_padding, 0}
+        for padding in dict.fromkeys((layer.page_padding, 0))
     ]
     return [each for each in layers if each != layer]
 

@@ -19,7 +19,7 @@ from kvfuzz.oracles import image
 from kvfuzz.oracles.liveness import Elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import Judgement, NotChecked
-from kvfuzz.oracles.stored_bytes import first_violation, place_of
+from kvfuzz.oracles.stored_bytes import first_violation, place_of, unwritten
 
 
 def excluded(base: Run, case: Case) -> NotChecked | None:
@@ -62,28 +62,33 @@ def same_results(
     `judged` is a mask of the bytes to compare by buffer. A NaN that a conversion was to make is a
     class, as in `Expectation.canonical`.
     """
+    if all(image.same(base.after[name], other[name]) for name in judged):
+        return None
     wrong = {}
     for name, mask in judged.items():
-        mine, theirs = base.after[name], other[name]
-        if image.same(mine, theirs):
-            continue
-        differs = mask & (mine != theirs)
-        if image.is_any(differs):
-            expectation = base.expectation
-            mine, theirs = (expectation.canonical(name, each) for each in (mine, theirs))
-            differs = mask & (mine != theirs)
-        wrong[name] = differs
+        mine, theirs = (
+            base.expectation.canonical(name, each) for each in (base.after[name], other[name])
+        )
+        wrong[name] = mask & (mine != theirs)
     return first_violation(base, wrong, judged, message, other)
 
 
-def changed_elsewhere(run: Run, may: Mapping[str, Tensor], message: str) -> Violation | None:
-    """The violation of the first byte that `run` changed outside the masks `may`."""
-    for name, mask in may.items():
-        changed = (run.after[name] != run.before[name]) & ~mask
+def sided(base: Run) -> str:
+    """The end of a message that says which of two runs is wrong, where the references do."""
+    return "" if base.missed else "; here it is right"
+
+
+def changed_elsewhere(run: Run, may: Sequence[Elements], message: str) -> Violation | None:
+    """The violation of the first byte that `run` changed beside the elements `may`."""
+    for name in dict.fromkeys(each.field.buffer for each in may):
+        changed = run.after[name] != run.before[name]
+        for each in may:
+            if each.field.buffer == name:
+                changed[image.element_bytes(each.at, each.field.dtype)] = False
         if image.is_any(changed):
             byte = held(run.case, name).address(int(torch.nonzero(changed)[0]))
-            count = int(changed.count_nonzero())
-            return Violation(message, place_of(run.case, name, byte), wrong=count)
+            place = place_of(run.case, name, byte)
+            return Violation(message, place, wrong=int(changed.count_nonzero()))
     return None
 
 
@@ -100,21 +105,27 @@ def same_elements(
 ) -> Violation | None:
     """The violation of the first result element in which two runs differ.
 
-    `mine` are the elements that the base run writes, `theirs` the same ones where the other run
-    does. A byte that the other run changes beside them is a violation, too, where the base run
-    changes none.
+    `mine` are elements that the base run writes, `theirs` the same ones where the other run does,
+    and all that it may change. A byte that it changes beside them is a violation, too, where the
+    base run changes none.
     """
-    images = {each.field.buffer: base.after[each.field.buffer].clone() for each in mine}
-    judged = {name: torch.zeros_like(each, dtype=torch.bool) for name, each in images.items()}
-    names = {each.field.buffer for each in theirs}
-    may = {name: torch.zeros_like(other.after[name], dtype=torch.bool) for name in names}
-    for here, there in zip(mine, theirs, strict=True):
-        carry(other.after[there.field.buffer], there, here, images[here.field.buffer])
-        image.mark(judged[here.field.buffer], here.at, here.field.dtype)
-        image.mark(may[there.field.buffer], there.at, there.field.dtype)
-    found = same_results(base, images, judged, message)
-    # A base run that missed nothing has changed no byte elsewhere.
-    is_clean = not base.missed or changed_elsewhere(base, base.expectation.must, "") is None
-    if found is None and is_clean:
-        return changed_elsewhere(other, may, f"{message}: there a byte beside the results changes")
+    pairs = list(zip(mine, theirs, strict=True))
+    if not all(image.same(_codes(base, here), _codes(other, there)) for here, there in pairs):
+        images = {each.field.buffer: base.after[each.field.buffer].clone() for each in mine}
+        judged = {name: torch.zeros_like(each, dtype=torch.bool) for name, each in images.items()}
+        for here, there in pairs:
+            name = here.field.buffer
+            carry(other.after[there.field.buffer], there, here, images[name])
+            image.mark(judged[name], here.at, here.field.dtype)
+        # What is not written at all is `complete`'s to find.
+        judged = {name: mask & ~unwritten(base, name) for name, mask in judged.items()}
+        if found := same_results(base, images, judged, message + sided(base)):
+            return found
+    found = changed_elsewhere(other, theirs, f"{message}: one beside the results")
+    if found is None or changed_elsewhere(base, base.writes, ""):
+        return None
     return found
+
+
+def _codes(run: Run, elements: Elements) -> Tensor:
+    return image.read(run.after[elements.field.buffer], elements.at, elements.field.dtype)

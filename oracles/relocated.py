@@ -6,7 +6,6 @@ plainer layout, and to the lowest block ids.
 """
 
 import msgspec
-import torch
 from torch import Tensor
 
 from kvfuzz.model.case import Case
@@ -14,7 +13,7 @@ from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.held import held
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.steps import CACHES
-from kvfuzz.oracles.liveness import read_elements, rows_of, slots_of, written_elements
+from kvfuzz.oracles.liveness import read_elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.plainer import plainer
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
@@ -28,8 +27,7 @@ def layout_variants(base: Run) -> Wanted:
     other = plainer(base)
     if other is None:
         return NotChecked("the target takes no plainer layout of this cache")
-    slots = slots_of(other, other.steps[0], _device(base))
-    return excluded(base, other) or {PLAINER: _holding(base, other, slots)}
+    return excluded(base, other) or {PLAINER: _holding(base, other)}
 
 
 def layout_equivariance(runs: Runs) -> Judgement:
@@ -40,18 +38,17 @@ def layout_equivariance(runs: Runs) -> Judgement:
     where = f"in {', '.join(names)},"
     if found := ended(other, where):
         return found
-    slots = slots_of(other.case, other.case.steps[0], _device(base))
-    return _same(base, other, slots, f"{where} the same logical cache gives another byte")
+    message = f"{where} the same logical cache gives another byte"
+    return same_elements(base, other, base.writes, other.writes, message)
 
 
 def permutation_variants(base: Run) -> Wanted:
     """The case with its blocks renamed to the lowest ids, in the order of their first use."""
-    case = base.case
-    names = renaming(case)
+    names = renaming(base.case)
     if all(old == new for old, new in names.items()):
         return NotChecked("the blocks have the plainest ids already")
-    other = _renamed(case, names)
-    return excluded(base, other) or {RENAMED: _holding(base, other, _renamed_slots(base, names))}
+    other = _renamed(base.case, names)
+    return excluded(base, other) or {RENAMED: _holding(base, other)}
 
 
 def block_permutation(runs: Runs) -> Judgement:
@@ -62,7 +59,7 @@ def block_permutation(runs: Runs) -> Judgement:
     if found := ended(other, f"with blocks renamed ({words})"):
         return found
     message = f"with blocks renamed ({words}) the same cache gives another byte"
-    return _same(base, other, _renamed_slots(base, names), message)
+    return same_elements(base, other, base.writes, other.writes, message)
 
 
 def renaming(case: Case) -> dict[int, int]:
@@ -107,25 +104,11 @@ def _renamed(case: Case, names: dict[int, int]) -> Case:
     return msgspec.structs.replace(case, buffers=tuple(buffers), fields=fields)
 
 
-def _renamed_slots(base: Run, names: dict[int, int]) -> Tensor:
-    n = base.case.bound_field(base.case.steps[0], CACHES[0]).extents["token"]
-    slots = touched(base.case, base.case.steps[0])
-    renamed = [names.get(slot // n, slot // n) * n + slot % n for slot in slots]
-    return torch.tensor(renamed, dtype=torch.int64, device=_device(base))
-
-
-def _device(run: Run) -> torch.device:
-    return next(iter(run.before.values())).device
-
-
-def _holding(base: Run, other: Case, slots: Tensor) -> Variant:
-    """A run of `other` whose `slots` hold what the base case's slots do, row by row."""
-    case, step, device = base.case, base.case.steps[0], slots.device
-    rows = rows_of(case, step, device)
-    here = read_elements(case, step, slots_of(case, step, device), rows)
-    there = read_elements(other, other.steps[0], slots, rows)
+def _holding(base: Run, other: Case) -> Variant:
+    """A run of `other` whose slots hold what the base case's slots do, token by token."""
     images: dict[str, Tensor] = {}
-    for source, goal in zip(here, there, strict=True):
+    there = read_elements(other, other.steps[0], base.device)
+    for source, goal in zip(base.reads, there, strict=True):
         if "block" in goal.field.extents:
             name = goal.field.buffer
             before = base.before[source.field.buffer]
@@ -137,13 +120,6 @@ def _holding(base: Run, other: Case, slots: Tensor) -> Variant:
 
 def _resized(image: Tensor, size: int) -> Tensor:
     """A copy of the bytes of `image`, again and again where `size` asks for more."""
+    if size <= image.numel():
+        return image[:size].clone()
     return image.repeat(-(-size // image.numel()))[:size].clone()
-
-
-def _same(base: Run, other: Run, slots: Tensor, message: str) -> Judgement:
-    """Whether `other`, whose tokens live in `slots`, has the base run's results."""
-    case, step = base.case, base.case.steps[0]
-    rows = rows_of(case, step, slots.device)
-    mine = written_elements(case, step, slots_of(case, step, slots.device), rows)
-    theirs = written_elements(other.case, other.case.steps[0], slots, rows)
-    return same_elements(base, other, mine, theirs, message)

@@ -8,6 +8,7 @@ added to a scale, or a bound that it is clamped to. A scale of 1 is the plainest
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -16,14 +17,7 @@ from torch import Tensor
 from kvfuzz.model.dtypes import DTYPES, CacheDtype
 from kvfuzz.model.fill import word
 from kvfuzz.oracles import image
-from kvfuzz.oracles.liveness import (
-    Elements,
-    near_elements,
-    row_elements,
-    rows_of,
-    slots_of,
-    written_elements,
-)
+from kvfuzz.oracles.liveness import Elements, near_elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
 from kvfuzz.oracles.related import ended
@@ -60,6 +54,7 @@ class Side(NamedTuple):
     written: Elements
 
 
+@lru_cache(maxsize=1)
 def scaling(base: Run) -> Scaling | NotChecked:
     """How the case is scaled; the sign of n is decided by the fill seed."""
     if not DTYPES[base.case.bound_field(base.case.steps[0], SIDES[0][1]).dtype].is_fp8:
@@ -81,19 +76,17 @@ def scaling(base: Run) -> Scaling | NotChecked:
 def _sides(base: Run) -> Iterator[Side]:
     case, step = base.case, base.case.steps[0]
     is_write = step.op == "reshape_and_cache"
-    device = next(iter(base.before.values())).device
-    slots, rows = slots_of(case, step, device), rows_of(case, step, device)
-    of_rows = {each.parameter: each for each in row_elements(case, step, rows)}
-    written = {each.parameter: each for each in written_elements(case, step, slots, rows)}
+    images = base.before if is_write else base.after
+    written = {each.parameter: each for each in base.writes}
+    rows = {each.parameter: each for each in (base.reads if is_write else base.writes)}
     for activation, cache, scale in SIDES:
         field = case.bound_field(step, scale)
-        buffer, at = field.buffer, near_elements(case, field, device).flatten()
-        if bool((image.read(base.before[buffer], at, "fp32") == ONE).all()):
+        at = near_elements(case, field, base.device).flatten()
+        if bool((image.read(base.before[field.buffer], at, "fp32") == ONE).all()):
             continue
-        here = of_rows[activation]
-        images = base.before if is_write else base.after
+        here = rows[activation]
         codes = image.read(images[here.field.buffer], here.at, here.field.dtype)
-        yield Side(buffer, at, here, codes, written[cache if is_write else activation])
+        yield Side(field.buffer, at, here, codes, written[cache if is_write else activation])
 
 
 def _is_usable(codes: Tensor, dtype: CacheDtype, n: int = 0) -> Tensor:
@@ -118,11 +111,11 @@ def _exponent(codes: list[Tensor], dtype: CacheDtype, seed: int) -> int:
 
 def _scaled(base: Run, sides: list[Side], n: int, dtype: CacheDtype) -> Scaling | NotChecked:
     is_write = base.case.steps[0].op == "reshape_and_cache"
-    names = {side.scale_buffer for side in sides}
+    names = [side.scale_buffer for side in sides]
     if is_write:
-        names |= {side.rows.field.buffer for side in sides}
+        names += [side.rows.field.buffer for side in sides]
     images = {name: base.before[name].clone() for name in names}
-    written = {side.written.field.buffer for side in sides}
+    written = [side.written.field.buffer for side in sides]
     expected = {name: base.after[name].clone() for name in written}
     judged = {name: torch.zeros_like(each, dtype=torch.bool) for name, each in expected.items()}
     for side in sides:

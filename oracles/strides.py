@@ -17,11 +17,15 @@ from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Field
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
-from kvfuzz.oracles.related import ended, same_results
+from kvfuzz.oracles.related import ended, excluded, same_results, sided
 
 OTHER_STRIDES = "other_strides"
 FACTOR = 3
 """What a stride is multiplied by: odd, so that it stays as divisible as it was."""
+
+
+MOST_NAMED = 3
+"""Strides that a message names."""
 
 
 class FreeStride(NamedTuple):
@@ -71,16 +75,22 @@ def stride_variants(base: Run) -> Wanted:
         changed = msgspec.structs.replace(tensors[each.view.name], strides=tuple(strides))
         tensors[each.view.name] = changed
     case = msgspec.structs.replace(base.case, tensors=tuple(tensors.values()))
-    return {OTHER_STRIDES: Variant(case)}
+    return excluded(base, case) or {OTHER_STRIDES: Variant(case)}
 
 
 def size1_stride(runs: Runs) -> Judgement:
     """The stride of a dimension of size 1 changes no byte."""
     base, other = runs[BASE], runs[OTHER_STRIDES]
-    words = "; ".join(each.words for each in free_strides(base.case))
+    words = _words(free_strides(base.case))
     if found := ended(other, f"where {words},"):
         return found
     judged = {
         name: torch.ones_like(base.after[name], dtype=torch.bool) for name in base.expectation.must
     }
-    return same_results(base, other.after, judged, f"another byte where {words}")
+    message = f"another byte where {words}{sided(base)}"
+    return same_results(base, other.after, judged, message)
+
+
+def _words(free: list[FreeStride]) -> str:
+    more = f", and {len(free) - MOST_NAMED} more change" if len(free) > MOST_NAMED else ""
+    return ", ".join(each.words for each in free[:MOST_NAMED]) + more

@@ -59,8 +59,9 @@ def summary_lines(summary: Summary, started: Started | None = None) -> list[str]
 
 def _combinations(counted: Combinations) -> str:
     if not counted.open:
-        beyond = f", {counted.given_up:,} drawn for in vain" if counted.given_up else ""
-        return f"{counted.shown:,} shown: every one that the domain has{beyond}"
+        if counted.given_up:
+            return f"{counted.shown:,} shown, {counted.given_up:,} more drawn for in vain"
+        return f"{counted.shown:,} shown: every one that the domain has"
     most = counted.shown + counted.open + counted.given_up
     return f"{counted.shown:,} of at most {most:,} shown ({counted.shown / most:.1%})"
 

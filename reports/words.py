@@ -111,6 +111,7 @@ ENDED_BY: dict[str, str] = {
     "finding": "stopped at the first finding",
     "max_cases": "the number of cases is reached",
     "budget": "the budget is spent",
+    "coverage": "every combination was drawn for",
     "interrupted": "interrupted",
     "error": "stopped by an error",
     "rejected": "no draw lies inside --where",

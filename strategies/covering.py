@@ -2,9 +2,8 @@
 
 What is open is counted by the facts of the cases that ran, so that a row which was drawn for a
 combination and did not show it is asked for again, and random cases count as well. Each row starts
-at an open combination and takes, axis by axis, the level that closes most of what is open (the
-greedy idea of AETG: Cohen, Dalal, Fredman and Patton, IEEE TSE 1997). Which combinations are valid
-is found on the way: one that no row of the space completes is struck off.
+at an open combination and closes many more (`kvfuzz.strategies.greedy`). Which combinations are
+valid is found on the way: one that no row of the space completes is struck off.
 """
 
 import itertools
@@ -14,12 +13,15 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from kvfuzz.strategies.greedy import Noise, best_row
 from kvfuzz.strategies.rows import Row, Space
 
-CANDIDATES, CANDIDATE_ROWS = 8, 8000
-"""Rows to choose from, at least and, in small spaces, over a whole covering, about."""
-NOISE = 0.5
-"""Relative standard deviation of what candidates go by."""
+CANDIDATES, LATE_CANDIDATES = 4, 24
+"""Rows to choose from, while much is open and when it has become hard to close several at once; in
+a small space more, for the same time."""
+USUAL_BOUND = 770
+LATE = 0.06
+"""The share of combinations that is open late, about."""
 
 
 class Covering:
@@ -31,15 +33,15 @@ class Covering:
     def __init__(self, within: Space, random_seed: int = 0) -> None:
         self._space = within
         sizes = [len(levels) for levels in within.levels]
-        self._first = [sum(sizes[:axis]) for axis in range(len(sizes))]
-        """The number of the first level of each axis, over all axes."""
         self._axis = np.repeat(np.arange(len(sizes)), sizes)
         # Symmetric, so that a lookup needs no order: each combination stands in six places.
         self._open = _all_different(self._axis)
         self._different = _all_different(np.arange(len(sizes)))
         # Less than one combination each, so that it decides between equals only.
-        self._random = np.random.Generator(np.random.PCG64(random_seed))
-        self._taste = self._random.random(len(self._axis)) / 2
+        self._generosity = max(1, 2 * USUAL_BOUND // self.bound - 1)
+        self._at_first = int(self._open.sum())
+        self._random = Noise(random_seed)
+        self._taste = self._random.uniform(len(self._axis)) / 2
         self._asked: tuple[int, int, int] | None = None
         self.given_up = 0
         """Combinations that a row was drawn for again and again, in vain."""
@@ -66,7 +68,7 @@ class Covering:
         A level outside the space counts for nothing.
         """
         at = [
-            self._first[axis] + levels.index(facts[name])
+            self._space.first[axis] + levels.index(facts[name])
             for axis, (name, levels) in enumerate(
                 zip(self._space.axes, self._space.levels, strict=True)
             )
@@ -117,36 +119,20 @@ class Covering:
         return first, second, int(thirds[weight.argmax()])
 
     def _row_with(self, triple: tuple[int, int, int]) -> list[int] | None:
-        """Of some candidates, the row that closes most; None where no row has the combination."""
-        best, most = None, -1
-        # The first candidate goes by what is closed alone, the others by noisy figures.
-        for noise in (0.0, *[NOISE] * (max(CANDIDATES, CANDIDATE_ROWS // self.bound) - 1)):
-            row = self._candidate(triple, 1 + noise * self._random.standard_normal(len(self._axis)))
-            if row is None:
-                return None
-            at = np.array([self._first[axis] + level for axis, level in enumerate(row)])
-            closed = int(self._open[np.ix_(at, at, at)].sum())
-            if closed > most:
-                best, most = row, closed
-        return best
-
-    def _candidate(
-        self, triple: tuple[int, int, int], weights: NDArray[np.float64]
-    ) -> list[int] | None:
-        def prefer(row: list[int], possible: tuple[int, ...]) -> list[int]:
-            first = self._first
-            have = np.array([*triple, *(first[axis] + level for axis, level in enumerate(row))])
-            options = np.array(possible) + first[len(row)]
-            gain = self._open[np.ix_(options, have, have)].sum(axis=(1, 2))
-            order = np.argsort(-(gain + self._taste[options]) * weights[options], kind="stable")
-            return [possible[place] for place in order]
-
-        return self._space.completed(self._wanted(triple), prefer)
+        """A row with a combination, which closes many more; None where no row has it."""
+        late = self._open.sum() < LATE * self._at_first
+        return best_row(
+            self._space,
+            self._open,
+            self._wanted(triple),
+            self._random,
+            candidates=(LATE_CANDIDATES if late else CANDIDATES) * self._generosity,
+        )
 
     def _wanted(self, numbers: tuple[int, ...]) -> dict[int, int]:
         """Levels numbered over all axes, as axis and level of that axis."""
         axes = [int(self._axis[number]) for number in numbers]
-        return {axis: n - self._first[axis] for axis, n in zip(axes, numbers, strict=True)}
+        return {axis: n - self._space.first[axis] for axis, n in zip(axes, numbers, strict=True)}
 
     def _strike(self, triple: tuple[int, int, int]) -> None:
         """Strike off a combination that no row shows; a pair that none shows, with all thirds."""

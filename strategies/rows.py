@@ -57,10 +57,16 @@ class Space:
             tuple(level for level in domain.levels(axis.name) if level in axis.levels_for(op))
             for axis in AXES
         )
+        self.first = [sum(map(len, self.levels[:axis])) for axis in range(len(self.levels))]
+        """The number of the first level of each axis, where levels are numbered over all axes."""
         self._rules: list[list[_Table]] = [[] for _ in AXES]
         for rule in (*RULES, *_forbidden(domain)):
             if rule.op in ("", op):
                 self._add(rule)
+        self._about = [
+            [table for tables in self._rules for table in tables if at in table[0]]
+            for at in range(len(AXES))
+        ]
         self._relevant = [self._earlier_axes_that_matter(at) for at in range(len(AXES))]
         self._completes: dict[tuple[int, ...], bool] = {}
         self._possible: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -102,6 +108,12 @@ class Space:
                 if self._fits((*row, level)) and self._can_complete((*row, level))
             )
         return self._possible[key]
+
+    def allows(self, row: Sequence[int], at: int) -> bool:
+        """Whether a whole row keeps every rule that is about axis `at`."""
+        return all(
+            tuple([row[axis] for axis in axes]) in allowed for axes, allowed in self._about[at]
+        )
 
     def _fits(self, row: tuple[int, ...]) -> bool:
         """Whether the rules that the last level of `row` completes allow it."""
@@ -187,17 +199,18 @@ class Space:
         }
 
     def integers(self, row: Mapping[str, str]) -> tuple[int, ...]:
-        """The choices by which `drawn_row` draws `row`."""
-        indices = [
-            levels.index(row[axis]) for axis, levels in zip(self.axes, self.levels, strict=True)
-        ]
-        return tuple(
-            sum(weights[:place])
-            for at, level in enumerate(indices)
-            for possible in (self.possible(indices[:at]),)
-            if len(possible) > 1
-            for place, weights in ((possible.index(level), self.weights(at, possible)),)
-        )
+        """The choices by which `drawn_row` draws `row`. Raises ValueError for what is no row."""
+        indices: list[int] = []
+        integers = []
+        for at, (axis, levels) in enumerate(zip(self.axes, self.levels, strict=True)):
+            possible = self.possible(indices)
+            level = levels.index(row[axis]) if row[axis] in levels else -1
+            if level not in possible:
+                raise ValueError(f"{axis}={row[axis]} does not go with the levels before it")
+            if len(possible) > 1:
+                integers.append(sum(self.weights(at, possible)[: possible.index(level)]))
+            indices.append(level)
+        return tuple(integers)
 
     def weights(self, at: int, possible: tuple[int, ...]) -> list[int]:
         """How often each possible level of axis `at` is drawn."""

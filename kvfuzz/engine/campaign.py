@@ -44,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     arch: str = DEFAULT_ARCH
     keep_going: bool = False
     until_coverage: bool = False
-    """End when every valid combination of three levels was shown, and not before."""
+    """End when every valid combination of three levels was shown; not clean where one was not."""
     case_timeout_s: float = 30.0
     shrink_s: float = 20.0
     reduce_s: float = 10.0
@@ -103,7 +103,8 @@ class Campaign:
             raise NotCheckedError(
                 f"--until-coverage: {left.open + left.given_up} of at most "
                 f"{left.shown + left.open + left.given_up} combinations of three levels were not "
-                "shown; raise --budget, or narrow --where"
+                f"shown, {left.given_up} of them although cases were drawn for them; raise "
+                "--budget, or narrow --where to what the target does not refuse"
             )
         return Exit.CLEAN
 
@@ -154,12 +155,17 @@ class Campaign:
             effort=Effort(options.reduce_s, options.extent_s if options.keep_going else 0.0),
             progress=self._progress,
         )
-        for case in self._remembered(info.name):
+        for case, journalled in self._remembered(info.name):
             shown = facts(case)
-            if domain.refusal(shown) is None and hunt.attempt(case, shown, "seeds").failed:
+            if domain.refusal(shown) is not None:
+                continue
+            failed = hunt.attempt(case, shown, "seeds").failed
+            if failed:
                 self._settle(hunt, description, Failure(case, case))
-                if not options.keep_going:
-                    return "finding"
+            if journalled is not None:
+                journalled.unlink(missing_ok=True)
+            if failed and not options.keep_going:
+                return "finding"
         self._exploration = exploration = Exploration(
             info.op,
             domain,
@@ -199,9 +205,9 @@ class Campaign:
 
         hunt.settle(found, report)
 
-    def _remembered(self, target: str) -> list[Case]:
-        """Cases of this target whose process died unseen, then its saved seeds."""
-        known = []
+    def _remembered(self, target: str) -> list[tuple[Case, Path | None]]:
+        """Cases of this target whose process died unseen, with their files, then its seeds."""
+        known: list[tuple[Case, Path | None]] = [*self._journal.left_over(target)]
         for path in self._out.saved():
             try:
                 seed = read_seed(path)
@@ -209,8 +215,8 @@ class Campaign:
                 self._emit(Note(f"left alone: {error}"))
                 continue
             if seed.target == target:
-                known.append(seed.case)
-        return self._journal.left_over(target) + known
+                known.append((seed.case, None))
+        return known
 
     def _progress(self, phase: str) -> None:
         now = time.monotonic()

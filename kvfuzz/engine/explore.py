@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvfuzz.engine.guide import Guide
 from kvfuzz.engine.shrink import shrunk
+from kvfuzz.errors import KvfuzzError
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.lower import lower
@@ -30,10 +31,12 @@ Try = Callable[[Case, Mapping[str, str]], Trial]
 
 
 class Failure(NamedTuple):
-    """A failing case as it was drawn, and the smallest one that fails in the same way."""
+    """A failing case as it was drawn, the smallest one that fails in the same way, and what ended
+    the way down to it early: the failure is to be kept all the same."""
 
     first: Case
     smallest: Case
+    interruption: KvfuzzError | KeyboardInterrupt | None = None
 
 
 class Deadline:
@@ -98,10 +101,10 @@ class Exploration:
             if tried.decided:
                 self.guide.learn(shown, new_outcomes=tried.news)
             if tried.failed:
-                return Failure(case, self._shrunk(case, choices.values, shrink_s))
+                return self._shrunk(case, choices.values, shrink_s)
         return None
 
-    def _shrunk(self, case: Case, values: tuple[int, ...], seconds: float) -> Case:
+    def _shrunk(self, case: Case, values: tuple[int, ...], seconds: float) -> Failure:
         def fails(scene: Scene) -> bool:
             smaller = lower(scene)
             shown = facts(smaller)
@@ -110,4 +113,5 @@ class Exploration:
         found = shrunk(
             scenes(self._op, self._domain), values, fails, size_of=self._size_of, seconds=seconds
         )
-        return case if found is None else lower(found)
+        smallest = case if found.scene is None else lower(found.scene)
+        return Failure(case, smallest, found.interruption)

@@ -1,13 +1,14 @@
 """The extent of a finding: under which levels it shows when one axis at a time is changed.
 
 The row of the smallest case is drawn again and again with another level of one axis and everything
-that rows leave open drawn anew. A level under which some draw fails in the same way belongs to the
-extent; so does one that the time did not suffice to try, or that no row near shows.
+that rows leave open drawn anew. A level under which some draw fails in the same way was *seen* to
+fail; one that time did not suffice to try, or that no row near shows, is *open*.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from kvfuzz.model.axes import Levels, facts
 from kvfuzz.model.case import Case
@@ -24,6 +25,14 @@ ENOUGH = 3
 MOST_TRIES = 8
 
 
+class Extent(NamedTuple):
+    """By axis, where those are not all: the levels that were seen to fail, and those that may."""
+
+    seen: dict[str, Levels]
+    possible: dict[str, Levels]
+    """What was seen and what is open: a finding explains failures under these."""
+
+
 def extent(
     within: Space,
     row: Mapping[str, str],
@@ -31,8 +40,11 @@ def extent(
     *,
     random_seed: int,
     seconds: float,
-) -> dict[str, Levels]:
-    """By axis, the levels under which a case near `row` fails, where those are not all."""
+) -> Extent:
+    """Under which levels a case near `row` fails.
+
+    A smallest case may show levels that no row has together; then the nearest row stands for it.
+    """
     end = time.monotonic() + seconds
 
     def failed(changed: Row, attempt: int) -> bool:
@@ -40,38 +52,41 @@ def extent(
         case = lower(drawn_scene(Drawn(seed, within.integers(changed)), within))
         return fails(case, facts(case))
 
-    own = dict(row)
+    nearest = _near(within, row, {})
+    assert nearest is not None  # noqa: S101  (a space has a row)
+    own = nearest
     outcomes: list[bool] = []
     while len(outcomes) < PROBES and outcomes != [True] * ENOUGH:
         outcomes.append(failed(own, len(outcomes)))
     if not any(outcomes):
-        return {
-            axis: (own[axis],)
-            for axis, levels in zip(within.axes, within.levels, strict=True)
-            if len(levels) > 1
-        }
+        alone: dict[str, Levels] = {axis: (row[axis],) for axis in within.axes}
+        return Extent(alone, alone)
     tries = min(MOST_TRIES, math.ceil(3 * len(outcomes) / sum(outcomes)))
-    found: dict[str, Levels] = {}
+    seen: dict[str, Levels] = {}
+    possible: dict[str, Levels] = {}
     for at, axis in enumerate(within.axes):
-        levels = tuple(
-            level
-            for number, level in enumerate(within.levels[at])
-            if level == own[axis]
-            or time.monotonic() >= end
-            or (changed := _near(within, own, at, number)) is None
-            or any(failed(changed, attempt) for attempt in range(tries))
-        )
-        if levels != within.levels[at]:
-            found[axis] = levels
-    return found
+        failing, unknown = [], []
+        for number, level in enumerate(within.levels[at]):
+            changed = own if level == own[axis] else _near(within, own, {at: number})
+            if changed is None or time.monotonic() >= end:
+                unknown.append(level)
+            elif level == own[axis] or any(failed(changed, attempt) for attempt in range(tries)):
+                failing.append(level)
+        either = {own[axis], *failing, *unknown}
+        if not {own[axis], *failing}.issuperset(within.levels[at]):
+            seen[axis] = tuple(each for each in within.levels[at] if each in {own[axis], *failing})
+        if not either.issuperset(within.levels[at]):
+            possible[axis] = tuple(each for each in within.levels[at] if each in either)
+    return Extent(seen, possible)
 
 
-def _near(within: Space, row: Mapping[str, str], at: int, level: int) -> Row | None:
-    """A row like `row`, with `level` of axis `at`: other axes change where they must."""
-    own = [levels.index(row[axis]) for axis, levels in zip(within.axes, within.levels, strict=True)]
-    found = within.completed(
-        {at: level}, lambda so_far, possible: _first(own[len(so_far)], possible)
-    )
+def _near(within: Space, row: Mapping[str, str], wanted: Mapping[int, int]) -> Row | None:
+    """A row like `row`, with the levels `wanted` by axis: others change where they must."""
+    own = [
+        levels.index(row[axis]) if row[axis] in levels else 0
+        for axis, levels in zip(within.axes, within.levels, strict=True)
+    ]
+    found = within.completed(wanted, lambda so_far, levels: _first(own[len(so_far)], levels))
     return None if found is None else within.named(found)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kvfuzz.engine.explore import Failure, Trial
-from kvfuzz.engine.extent import extent
+from kvfuzz.engine.extent import Extent, extent
 from kvfuzz.engine.known import Known, Symptom, mark_of, symptoms
 from kvfuzz.engine.reduce import reduced
 from kvfuzz.engine.runner import Runner
@@ -86,10 +86,12 @@ class Hunt:
         hunted = self._hunted
         assert hunted is not None  # noqa: S101  (what failed was hunted)
         case = found.smallest
-        where: dict[str, Levels] | None = None
+        where: Extent | None = None
         verdict, _ = self._runner.check(case)
-        interruption: BaseException | None = None
+        interruption = found.interruption
         try:
+            if interruption is not None:
+                raise interruption
             case = self._reduced(case)
             verdict, _ = self._runner.check(case)
             # Of a crash no byte is explained, and how it ended tells it from others.
@@ -99,9 +101,10 @@ class Hunt:
                     where = self._extent(hunted, facts(case))
         except (KvfuzzError, KeyboardInterrupt) as error:
             interruption = error
-        if not self._widened(case, hunted, verdict, where or {}):
-            report(Caught(case, hunted, verdict, where))
+        if not self._widened(case, hunted, verdict, where.possible if where else {}):
+            report(Caught(case, hunted, verdict, where.seen if where else None))
         self._hunted = None
+        self._runner.forget()
         if interruption is not None:
             raise interruption
 
@@ -132,7 +135,7 @@ class Hunt:
             budget_s=self._effort.reduce_s,
         ).case
 
-    def _extent(self, hunted: Symptom, shown: Mapping[str, str]) -> dict[str, Levels]:
+    def _extent(self, hunted: Symptom, shown: Mapping[str, str]) -> Extent:
         """Under which levels near its smallest case a finding shows."""
 
         def fails(case: Case, _: Mapping[str, str]) -> bool:

@@ -55,13 +55,13 @@ class Journal:
             self._file, self._length = None, 0
         self._path.unlink(missing_ok=True)
 
-    def left_over(self, target: str) -> list[Case]:
-        """Cases of `target` whose process never came back, oldest first.
+    def left_over(self, target: str) -> list[tuple[Case, Path]]:
+        """Cases of `target` whose process never came back, oldest first, with their files.
 
-        Their files are taken over: the caller is about to run them. Files that cannot be read, are
-        of another version, or belong to a living process or another target stay where they are.
+        The caller removes a file when its case has come to a verdict. Files that cannot be read,
+        are of another version, or belong to a living process or another target are left out.
         """
-        found: list[tuple[float, Case]] = []
+        found: list[tuple[float, Case, Path]] = []
         for path in self._folder.glob("journal-*.json"):
             owner = path.stem.partition("-")[2]
             if path == self._path or not owner.isdigit() or is_alive(int(owner)):
@@ -72,6 +72,5 @@ class Journal:
             except (msgspec.MsgspecError, OSError):
                 continue
             if (entry.target, entry.schema) == (target, SCHEMA):
-                found.append((when, entry.case))
-                path.unlink(missing_ok=True)
-        return [case for _, case in sorted(found, key=lambda pair: pair[0])]
+                found.append((when, entry.case, path))
+        return [(case, path) for _, case, path in sorted(found, key=lambda each: each[0])]

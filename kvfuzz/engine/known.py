@@ -43,6 +43,8 @@ class Symptom(msgspec.Struct, frozen=True, order=True):
 
     property: str
     side: str
+    elsewhere: bool = False
+    """Whether the case that was compared with is the wrong one."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -67,7 +69,16 @@ class Known(msgspec.Struct, frozen=True):
     """The levels of each axis; an absent axis has any."""
 
     def explains(self, symptom: Symptom, facts: Mapping[str, str]) -> bool:
-        """Whether a case with these facts may fail like this for what is known already."""
+        """Whether a case with these facts may fail like this for what is known already.
+
+        Where the case that was compared with is the wrong one, so does a finding of wrong bytes on
+        that side: by references alone that case is a failure of its own, and found where it is
+        drawn.
+        """
+        if symptom.elsewhere:
+            sides = ("", symptom.side)
+            if any(s.property not in RELATIONS and s.side in sides for s in self.symptoms):
+                return True
         return symptom in self.symptoms and any(
             all(facts[axis] in levels for axis, levels in extent.items()) for extent in self.extents
         )
@@ -135,7 +146,11 @@ def symptoms(verdict: Verdict) -> tuple[Symptom, ...]:
         failed[:1],
     ):
         if kinds:
-            found = [Symptom(each.name, side) for each in kinds for side in _sides(each)]
+            found = [
+                Symptom(each.name, side, bool(each.violation and each.violation.elsewhere))
+                for each in kinds
+                for side in _sides(each)
+            ]
             return tuple(dict.fromkeys(found))
     return ()
 

@@ -2,7 +2,7 @@
 
 A finding of forty blocks is a chore. Whatever Hypothesis has shrunk, or cannot shrink (saved seeds,
 a case that killed its process), is edited through its scene and lowered again, for as long as it is
-the same finding: the same property, on the side of K or of V, by the same path of the kernel. What
+the same finding: the same property, on the side of K or of V. What
 only the case has (further steps) is dropped from the case. Nothing is returned that did not fail.
 """
 

@@ -32,6 +32,10 @@ class Runner:
             self._failing[key] = verdict
         return verdict, news
 
+    def forget(self) -> None:
+        """Drop what is known of failing cases: their hunt is over."""
+        self._failing.clear()
+
     def explained(self, case: Case) -> Verdict:
         """The verdict with whose byte was found, of a case that has failed."""
         known, _ = self.check(case)

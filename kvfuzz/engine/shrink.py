@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -14,6 +15,7 @@ from hypothesis.configuration import set_hypothesis_home_dir, storage_directory
 from hypothesis.strategies import SearchStrategy
 
 from kvfuzz.engine.provider import use_choices
+from kvfuzz.errors import KvfuzzError
 from kvfuzz.model.scene import Scene
 
 
@@ -37,6 +39,13 @@ def _home_elsewhere() -> Iterator[None]:
             set_hypothesis_home_dir(home)
 
 
+class Shrunk(NamedTuple):
+    """The smallest scene that failed, or None where none did again, and what ended it early."""
+
+    scene: Scene | None
+    interruption: KvfuzzError | KeyboardInterrupt | None
+
+
 def shrunk(
     scenes: SearchStrategy[Scene],
     values: Sequence[int],
@@ -44,18 +53,24 @@ def shrunk(
     *,
     size_of: Callable[[Scene], tuple[int, ...]],
     seconds: float,
-) -> Scene | None:
+) -> Shrunk:
     """The smallest scene by `size_of` that `fails`, on the way down from the choices `values`.
 
-    None where not even the first scene fails again, or `seconds` are no time at all.
+    What `fails` raises ends the way down, and is returned beside the best so far.
     """
     failing: list[Scene] = []
+    interruptions: list[KvfuzzError | KeyboardInterrupt] = []
     end = time.monotonic() + seconds
 
     def test(scene: Scene) -> None:
         if time.monotonic() >= end:
             raise _Stop
-        if fails(scene):
+        try:
+            failed = fails(scene)
+        except (KvfuzzError, KeyboardInterrupt) as error:
+            interruptions.append(error)
+            raise _Stop from None
+        if failed:
             failing.append(scene)
             raise Falsified
 
@@ -78,4 +93,5 @@ def shrunk(
             run()
     except (Falsified, _Stop):
         pass
-    return min(failing, key=size_of) if failing else None
+    smallest = min(failing, key=size_of) if failing else None
+    return Shrunk(smallest, interruptions[0] if interruptions else None)

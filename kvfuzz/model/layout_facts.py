@@ -56,7 +56,7 @@ def nesting(case: Case) -> str:
     """
     k = key_cache(case)
     head, block = steps(k)["head"], steps(k)["block"]
-    if head > block or (head == block and k.extents["head"] > 1):
+    if head >= block and k.extents["head"] > 1:
         return "head_first"
     layer = min((abs(other.base - k.base) for other in _k_of_others(case)), default=block)
     if layer < head:

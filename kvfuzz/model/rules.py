@@ -2,8 +2,8 @@
 
 A rule is about a few axes and says which combinations of their levels a case can show. Strategies
 draw by the rules, covering rows are complete by them, and the share of covered facts has what they
-leave as its denominator. A test holds them to the truth: whatever they allow can be drawn, and
-nothing else is ever shown.
+leave as its denominator. A test holds drawing to them: a scene shows the row that it was drawn by.
+Cases that were edited or reduced may show what no row has.
 """
 
 import functools

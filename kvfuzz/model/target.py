@@ -15,6 +15,7 @@ DEFAULT_LANE, DEFAULT_ARCH = "cpu", "gfx942"
 """The arch of the cpu lane decides, for instance, which fp8 an engine uses."""
 
 Quotient = Literal["x/s", "x*(1/s)"]
+MayHold = Literal["nan", "finite"]
 
 
 class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +36,7 @@ class DeadBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     multiplies them by zero.
     """
 
-    may_hold: Literal["nan", "finite"] = "nan"
+    may_hold: MayHold = "nan"
     source: str = ""
 
 

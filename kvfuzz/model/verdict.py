@@ -63,6 +63,9 @@ class Violation(msgspec.Struct, frozen=True):
     """Whose byte was found at `place`."""
     traced: bool = False
     """Whether the lane recorded where bytes came from; if so, no origin means nobody's byte."""
+    elsewhere: bool = False
+    """Whether the case that this one was compared with is wrong by what the references say of it:
+    then that case has the bug, and may be found by itself."""
     fields: tuple[str, ...] = ()
     """The fields with wrong bytes, the one of `place` first; of very many bytes, some are asked."""
 

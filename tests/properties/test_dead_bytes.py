@@ -2,17 +2,16 @@
 
 import dataclasses
 
-import msgspec
 import pytest
 
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import Sequence
-from kvfuzz.model.target import DeadBytes
 
 GATHER, WRITE = "kernels/builtin/gather_cache.py", "kernels/builtin/reshape_and_cache.py"
 LOAD_K = "k = tl.load(key_cache_ptr + k_at, mask=inside)"
 LOAD_V = "v = tl.load(value_cache_ptr + v_at, mask=inside)"
+SCALE_V = "v = v.to(tl.float32) * tl.load(v_scale_ptr + v_scale_at)"
 STORE_K = "tl.store(key_cache_ptr + k_at, k.to(key_cache_ptr.dtype.element_ty), mask=inside)"
 FP8 = {"cache_dtype": "e4m3fnuz", "fill_seed": 3}
 
@@ -45,13 +44,14 @@ def test_zero_times_a_dead_element_fails_dead_bytes_alone_and_only_by_its_nans(j
     assert violation.place.field == "value_out"
 
 
-def test_a_target_that_relies_on_finite_dead_bytes_declares_it(judge, gather_case):
-    judged = judge("mutant:adds_zero_times_dead")
-    info = msgspec.structs.replace(judged.target.info, dead=DeadBytes("finite", "a test"))
-    declared = dataclasses.replace(judged.target, info=info)
-    judged._adapters["target"] = declared
+@pytest.mark.parametrize("declared", ["finite", "nan"])
+def test_a_file_that_relies_on_finite_dead_bytes_declares_it(judge, edited, gather_case, declared):
+    added = f"{SCALE_V} + 0 * tl.load(value_cache_ptr + block * v_block_stride).to(tl.float32)"
+    declaration = ("FP8 = (", f'KVFUZZ_DEAD = "{declared}"\nFP8 = (')
+    judged = judge(edited(GATHER, "gather_cache", (SCALE_V, added), declaration))
+    assert judged.target.info.dead.may_hold == declared
     case = gather_case(**FP8, sequences=(Sequence((3, 1), 13, 2),))
-    assert _failed(judged.verdict(case)) == []
+    assert _failed(judged.verdict(case)) == ["dead_bytes"] * (declared == "nan")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,10 @@ def _said(verdict, name):
 def test_a_finding_names_the_other_layout_the_other_ids_the_other_strides(judge, case_of):
     target, op, changes = ALONE["layout_equivariance"]
     said = _said(judge(target).verdict(case_of(op, **changes)), "layout_equivariance")
-    assert said.message == "in layout kv_first, the same logical cache gives another byte"
+    assert (
+        said.message
+        == "in layout kv_first, the same logical cache gives another byte; here it is right"
+    )
     assert said.place.field == "key_out"
     target, op, changes = ALONE["block_permutation"]
     said = _said(judge(target).verdict(case_of(op, **changes)), "block_permutation")
@@ -73,7 +76,7 @@ def test_a_finding_names_the_other_layout_the_other_ids_the_other_strides(judge,
     assert said.message == "with scales and x times 2**-16, another code is stored"
     target, op, changes = ALONE["batch_invariance"]
     said = _said(judge(target).verdict(case_of(op, **changes)), "batch_invariance")
-    assert said.message == "alone, a token gets another byte"
+    assert said.message == "alone, a token gets another byte; here it is right"
     assert said.place.field == "k"
 
 
@@ -219,3 +222,11 @@ def test_on_a_huge_cache_blocks_are_renamed_among_themselves(judge, edited, case
     verdict = judge(target).verdict(case_of("gather_cache", **FAR))
     assert _failed(verdict) == ["block_permutation"]
     assert "3 is 77" in verdict.failed[0].violation.message
+
+
+def test_a_finding_names_some_of_many_strides(judge, case_of):
+    target, op, changes = ALONE["size1_stride"]
+    one = {"sequences": (Sequence((3, 1, 8), 1, 1),)}
+    said = _said(judge(target).verdict(case_of(op, **{**changes, **one})), "size1_stride")
+    assert "key_cache.stride(1) is 192 instead of 64" in said.message
+    assert ", and 2 more change; here it is right" in said.message

@@ -124,6 +124,12 @@ class Judge:
         if isinstance(found, NotChecked):
             return PropertyResult(each.name, "not_checked", found.reason)
         if isinstance(found, Violation):
+            elsewhere = each.name != "roundtrip" and any(
+                runs[name].missed
+                for name in wanted
+                if runs[name].case is not base.case and not runs[name].error
+            )
+            found = msgspec.structs.replace(found, elsewhere=elsewhere)
             return PropertyResult(each.name, "failed", violation=found)
         return PropertyResult(each.name, "passed")
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from kvfuzz.engine.known import Known, Symptom, mark_of, symptoms
+from kvfuzz.engine.known import Known, Mark, Symptom, mark_of, symptoms
 from kvfuzz.model.lower import lower
 from kvfuzz.model.verdict import Place, PropertyResult, Verdict, Violation
 
@@ -56,6 +56,20 @@ def test_a_finding_explains_its_symptoms_under_the_levels_of_its_extents_alone(g
     assert not known.explains(Symptom("oracle", "value"), {"order": "nhd"})
     wider = known.wider((Symptom("oracle", "value"),), {"order": ("hnd",)})
     assert wider.explains(Symptom("oracle", "value"), {"order": "hnd"})
+
+
+def test_what_is_wrong_with_the_case_compared_with_is_explained_by_wrong_bytes_on_its_side():
+    there = Symptom("batch_invariance", "key", elsewhere=True)
+    here = Symptom("batch_invariance", "key")
+    mark = Mark("oracle", ("key",), "strided", False, ("token",))
+    known = Known(mark, frozenset({Symptom("oracle", "key")}), ({"order": ("nhd",)},))
+    assert known.explains(there, {"order": "hnd"})
+    assert not known.explains(here, {"order": "hnd"})
+    assert not known.explains(
+        Symptom("batch_invariance", "value", elsewhere=True), {"order": "nhd"}
+    )
+    relation = Known(mark, frozenset({Symptom("dead_bytes", "key")}), ({},))
+    assert not relation.explains(there, {"order": "nhd"})
 
 
 ROW = {"token": 0, "head": 0, "dim": 0}

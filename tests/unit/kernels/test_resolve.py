@@ -176,6 +176,16 @@ def test_an_unknown_quotient_of_a_file_is_refused(tmp_path):
         resolve(TargetSpec(f"{path}:reshape_and_cache"))
 
 
+def test_dead_bytes_of_a_file_are_nan_or_finite(tmp_path):
+    path = tmp_path / "k.py"
+    path.write_text(
+        "KVFUZZ_DEAD = 'zero'\n"
+        "def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping): ...\n"
+    )
+    with pytest.raises(UsageError, match=r"KVFUZZ_DEAD='zero', expected nan or finite"):
+        resolve(TargetSpec(f"{path}:reshape_and_cache"))
+
+
 def _file_domain(tmp_path, declared):
     path = tmp_path / "k.py"
     path.write_text(
