@@ -14,7 +14,7 @@ from kvfuzz.strategies.choices import Choices, chance, distinct, number, pick
 from kvfuzz.strategies.ids import ALIGNED, Blocks, assigned, ratio_of
 from kvfuzz.strategies.rows import Row
 
-LONG_SPAN = 8
+LONG_SPAN = 20
 """Blocks that a run spans, at most, where it need not span more."""
 RUN_TOKENS = 200
 """Tokens of a run that need not be longer, at most."""

@@ -38,7 +38,7 @@ class Covering:
         self._open = _all_different(self._axis)
         self._different = _all_different(np.arange(len(sizes)))
         # Less than one combination each, so that it decides between equals only.
-        self._generosity = max(1, 2 * USUAL_BOUND // self.bound - 1)
+        self._generosity = min(3, max(1, USUAL_BOUND // self.bound))
         self._at_first = int(self._open.sum())
         self._random = Noise(random_seed)
         self._taste = self._random.uniform(len(self._axis)) / 2

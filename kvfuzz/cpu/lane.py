@@ -23,7 +23,7 @@ from kvfuzz.cpu.evaluate import Order, run_grid
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.memory import Memory
 from kvfuzz.cpu.numerics import encode
-from kvfuzz.cpu.reserve import aligned
+from kvfuzz.cpu.reserve import aligned, keep_freed_memory
 from kvfuzz.cpu.scratch import Scratch, scratch_files
 from kvfuzz.cpu.space import AddressSpace, Allocation
 from kvfuzz.cpu.tickets import Tickets
@@ -45,15 +45,6 @@ def _integer(value: int, kind: str) -> Array:
     found = np.array([(value + half) % (2 * half) - half], dtype)
     found.flags.writeable = False
     return found
-
-
-def keep_freed_memory() -> None:
-    """Teach glibc to reuse memory that it would return: faulting pages in costs more than most ops.
-
-    It takes the size of a mapping that is freed for the size up to which it should not make
-    mappings (mallopt(3), dynamic mmap threshold, at most 32 MiB). No page of this one is touched.
-    """
-    np.empty((32 << 20) - (64 << 10), np.uint8)
 
 
 class CpuLane:

@@ -14,9 +14,9 @@ from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.parse import parse_module
 
-MOST_TEXT = 32 << 20
-"""Bytes of printed TTIR of the kernels that are kept, which take about eight times as much: a
-thousand kernels that copy, or two hundred that compute attention."""
+MOST_TEXT = 20 << 20
+"""Bytes of printed TTIR of the kernels that are kept, which take about ten times as much: more than
+a thousand kernels that copy, or two hundred that compute attention."""
 
 _HAS_MEDIAN = not triton.__version__.startswith("3.6.")
 

@@ -35,6 +35,9 @@ def divide_truncating(a: Array, b: Array) -> Array:
 def _binary(compute: Callable[[Array, Array], Array], is_unsigned: bool = False) -> Binder:
     """A binder for same-type integer ops; i1 is computed on one bit of a byte."""
 
+    def plain(_: Machine, a: Array, b: Array) -> Array:
+        return compute(a, b)
+
     def bind(op: Op) -> Step:
         if op.type.element == "i1":
             view = unsigned if is_unsigned else signed
@@ -42,7 +45,7 @@ def _binary(compute: Callable[[Array, Array], Array], is_unsigned: bool = False)
         if is_unsigned:
             dtype = STORAGE[op.type.element]
             return lambda _, a, b: compute(unsigned(a), unsigned(b)).view(dtype)
-        return lambda _, a, b: compute(a, b)
+        return plain  # one for all ops: a campaign keeps tens of thousands
 
     return bind
 

@@ -59,6 +59,22 @@ def _reserved(nbytes: int) -> Array:
     return np.frombuffer(memory, np.uint8)
 
 
+def keep_freed_memory() -> None:
+    """Teach glibc to reuse memory that it would return: faulting pages in costs more than most ops.
+
+    It takes the size of a mapping that is freed for the size up to which it should not make
+    mappings (mallopt(3), dynamic mmap threshold, at most 32 MiB). No page of this one is touched.
+    """
+    np.empty((32 << 20) - (64 << 10), np.uint8)
+
+
+def give_back_freed_memory() -> None:
+    """Return what is free and was kept to the system, where the C library can (malloc_trim(3))."""
+    trim = getattr(_libc, "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def resident_pages(memory: Array) -> Array:
     """The numbers of the pages of a large piece that have been touched, ascending; int64.
 

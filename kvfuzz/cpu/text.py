@@ -1,6 +1,7 @@
 """Small readers for MLIR's printed form: balanced splitting, types, attributes, locations."""
 
 import re
+from functools import lru_cache
 
 from kvfuzz.cpu.ir import FLOAT_BITS, INTEGER_BITS, NOWHERE, Location, Type
 
@@ -124,6 +125,12 @@ def keywords_in(text: str) -> tuple[dict[str, object], tuple[str, ...]]:
     return pairs, tuple(_WORD.findall(rest))
 
 
+@lru_cache(maxsize=1 << 12)
+def _place(file: str, line: int, column: int) -> Location:
+    """One object for one place, in all kernels."""
+    return Location(file, line, column)
+
+
 class Locations:
     """Resolves MLIR locations to the innermost file and line: the callee of an inlined call."""
 
@@ -141,7 +148,7 @@ class Locations:
                 self._known[text] = self._resolve(self._texts.get(text, "unknown"))
             return self._known[text]
         if match := _FILE.match(text):
-            return Location(match[1], int(match[2]), int(match[3] or 0))
+            return _place(match[1], int(match[2]), int(match[3] or 0))
         if text.startswith("callsite("):
             return self._first(text[len("callsite(") : -1], " at ")
         if text.startswith("fused"):

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from kvfuzz.cpu import Access, CpuLane, OutOfAddressesError, UnsupportedOp
 from kvfuzz.cpu.machine import Program
-from kvfuzz.cpu.reserve import PAGE_SHIFT, nonzero_in, resident_pages
+from kvfuzz.cpu.reserve import (
+    PAGE_SHIFT,
+    give_back_freed_memory,
+    nonzero_in,
+    resident_pages,
+)
 from kvfuzz.engine.worker.lanes import Manner, Seen
 from kvfuzz.engine.worker.torch_use import TorchUse
 from kvfuzz.errors import NotCheckedError
@@ -23,6 +28,9 @@ from kvfuzz.model.coverage import Exercised, Site
 from kvfuzz.model.held import Held
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles.observation import Overflow, Race, Stray
+
+LARGE_IMAGE = 4 << 20
+"""Bytes of one buffer's image after which memory is given back."""
 
 
 class CheckedCpuLane:
@@ -40,6 +48,7 @@ class CheckedCpuLane:
         """By site: the outcomes that were reported as seen, and as possible."""
         self._buffers: list[Tensor] = []
         self._access: Access | None = None
+        self._was_large = False
         self._nothing = torch.zeros(0, dtype=torch.bool)
         """A mask of nothing, long enough for every buffer that was left alone so far."""
 
@@ -56,6 +65,7 @@ class CheckedCpuLane:
             buffer[start:stop] = data[first : first + stop - start]
         self._kept[name] = kept
         self._buffers.append(buffer)
+        self._was_large |= kept.size > LARGE_IMAGE
         return buffer
 
     def guard(self, name: str) -> Tensor:
@@ -98,6 +108,14 @@ class CheckedCpuLane:
         self._kept.clear()
         self._buffers.clear()
         self._access = None
+
+    def rest(self) -> None:
+        """Give freed memory back after a case with a large image: it was there a dozen times, in
+        every variant's run, and the next one is small."""
+        if self._was_large:
+            give_back_freed_memory()
+            self._was_large = False
+            self._nothing = self._nothing[:0].clone()
 
     def close(self) -> None:
         """Give Triton its own backend back; only tests outlive a lane."""

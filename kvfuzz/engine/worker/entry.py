@@ -115,7 +115,9 @@ def check_up(lane: str, arch: str) -> bytes:
 def check(config: bytes, case: bytes, explain: bool, patience_s: float = math.inf) -> bytes:
     """Execute and judge one case, in `patience_s` seconds where the target lets it; msgpack of
     Verdict."""
-    verdict: Verdict = _judge(config).verdict(
+    judge = _judge(config)
+    verdict: Verdict = judge.verdict(
         msgspec.msgpack.decode(case, type=Case), explain=explain, patience_s=patience_s
     )
+    judge.lane.rest()
     return msgspec.msgpack.encode(verdict)

@@ -96,6 +96,9 @@ class Lane(Protocol):
     def release(self) -> None:
         """Forget every buffer."""
 
+    def rest(self) -> None:
+        """Between cases: give back memory that only a large one needed."""
+
 
 class GuardedBuffers:
     """Allocations with a guard zone on each side, by name."""
@@ -173,6 +176,9 @@ class GpuLane:
             self._leave_if_lost(error)
             return Seen(error=error)
         return Seen()
+
+    def rest(self) -> None:
+        """Nothing: torch keeps the device's memory for the next case."""
 
     def _leave_if_lost(self, error: BaseException) -> None:
         """End the process where the device answers no more: nothing can be judged in it again."""

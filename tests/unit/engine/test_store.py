@@ -47,10 +47,12 @@ def _orphan(folder: Path, case, target="builtin:gather_cache") -> Path:
     return own.rename(folder / "journal-4194303.json")  # past the largest pid of any default
 
 
-def test_a_case_whose_process_died_is_handed_back_once(tmp_path, gather_scene):
+def test_a_case_whose_process_died_is_handed_back_until_its_file_is_removed(tmp_path, gather_scene):
     case = lower(gather_scene)
-    _orphan(tmp_path, case)
-    assert Journal(tmp_path).left_over("builtin:gather_cache") == [case]
+    orphan = _orphan(tmp_path, case)
+    for _ in range(2):
+        assert Journal(tmp_path).left_over("builtin:gather_cache") == [(case, orphan)]
+    orphan.unlink()
     assert Journal(tmp_path).left_over("builtin:gather_cache") == []
 
 

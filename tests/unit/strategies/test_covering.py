@@ -16,7 +16,11 @@ from kvfuzz.strategies.choices import Drawn
 from kvfuzz.strategies.covering import Covering
 from kvfuzz.strategies.greedy import Noise
 
-TARGETS = ("builtin:gather_cache", "builtin:reshape_and_cache", "conch:reshape_and_cache")
+TARGETS = (
+    "builtin:gather_cache",
+    pytest.param("builtin:reshape_and_cache", marks=pytest.mark.nightly),
+    pytest.param("conch:reshape_and_cache", marks=pytest.mark.nightly),
+)
 SMALL = Domain(
     allowed={
         "layout": ("kv_first", "hybrid"),
