@@ -33,7 +33,7 @@ def test_phases_follow_each_other_and_covering_ends_with_nothing_open():
 def test_the_same_number_draws_the_same_cases_and_another_draws_others():
     def integers(seed):
         guide = Guide(space("gather_cache", DOMAIN), seed)
-        return [values for _, values, _ in draws(guide, 200, news=lambda n: n % 7 == 0)]
+        return [values for _, values, _ in draws(guide, 80, news=lambda n: n % 7 == 0)]
 
     first = integers(5)
     assert integers(5) == first
