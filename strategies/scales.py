@@ -7,10 +7,11 @@ that neither a stored nor a loaded value overflows: saturation is a property of 
 import math
 
 from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.strategies.choices import Choices, number
 from kvfuzz.strategies.rows import Row
 
-ONE = 0x3F800000
+ONE = FP32_ONE
 SMALLEST_EXPONENT, LARGEST_EXPONENT = -6, 3
 MANTISSA_BITS = DTYPES["fp32"].mantissa_bits
 

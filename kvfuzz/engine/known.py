@@ -17,22 +17,7 @@ from kvfuzz.model.axes import Levels
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.round_trip import touched
-from kvfuzz.model.verdict import Place, PropertyResult, Verdict, Violation
-
-CAUSES = ("crash", "no_overflow")
-"""What else fails beside one of these is its consequence."""
-RELATIONS = (
-    "roundtrip",
-    "dead_bytes",
-    "layout_equivariance",
-    "block_permutation",
-    "size1_stride",
-    "scale_homogeneity",
-    "batch_invariance",
-    "determinism",
-    "no_race",
-)
-"""Properties that relate runs or accesses: where bytes are wrong, they say nothing more."""
+from kvfuzz.model.verdict import CAUSES, RELATIONS, Place, PropertyResult, Verdict, Violation
 
 
 class Symptom(msgspec.Struct, frozen=True, order=True):

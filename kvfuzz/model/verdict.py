@@ -35,6 +35,21 @@ stride, whose byte says more. What relates two cases comes after what judges one
 `determinism`, without which no relation means anything.
 """
 
+CAUSES = ("crash", "no_overflow")
+"""What else fails beside one of these is its consequence."""
+RELATIONS = (
+    "roundtrip",
+    "dead_bytes",
+    "layout_equivariance",
+    "block_permutation",
+    "size1_stride",
+    "scale_homogeneity",
+    "batch_invariance",
+    "determinism",
+    "no_race",
+)
+"""Properties that relate runs or accesses: where bytes are wrong, they say nothing more."""
+
 Outcome = Literal["passed", "failed", "not_checked"]
 
 

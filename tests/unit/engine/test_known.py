@@ -5,7 +5,17 @@ import pytest
 
 from kvfuzz.engine.known import Known, Mark, Symptom, mark_of, symptoms
 from kvfuzz.model.lower import lower
-from kvfuzz.model.verdict import Place, PropertyResult, Verdict, Violation
+from kvfuzz.model.verdict import (
+    CAUSES,
+    PROPERTY_NAMES,
+    RELATIONS,
+    Place,
+    PropertyResult,
+    Verdict,
+    Violation,
+)
+from kvfuzz.oracles.properties import no_variants
+from kvfuzz.oracles.table import PROPERTIES
 
 
 def failing(*names, fields=("key_out",), place=None, origin=None):
@@ -20,6 +30,13 @@ def test_the_symptoms_are_the_properties_and_sides_whose_bytes_are_wrong():
     verdict = failing("oracle", "frame", fields=("key_out", "value_out"))
     expected = {(name, side) for name in ("oracle", "frame") for side in ("key", "value")}
     assert {(each.property, each.side) for each in symptoms(verdict)} == expected
+
+
+def test_every_property_that_compares_runs_is_a_relation():
+    compared = {each.name for each in PROPERTIES if each.variants is not no_variants}
+    # Other fills outside of allocations tell whether a read there has any influence.
+    assert compared - {"bounds"} <= set(RELATIONS)
+    assert {*RELATIONS, *CAUSES} <= set(PROPERTY_NAMES)
 
 
 def test_a_cause_leaves_out_its_consequences():
