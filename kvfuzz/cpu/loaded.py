@@ -1,4 +1,4 @@
-"""The compiled kernels that a lane keeps: decoded once by their text, the oldest let go first.
+"""The compiled kernels that a lane keeps: decoded once by their text, the idlest let go first.
 
 Triton keeps every kernel that it has ever compiled for a device, and a campaign compiles a few more
 in every minute. What is let go here is let go there, too, and compiled again when it is asked for.
@@ -14,9 +14,9 @@ from kvfuzz.cpu.errors import UnsupportedOp
 from kvfuzz.cpu.machine import Program
 from kvfuzz.cpu.parse import parse_module
 
-MOST_TEXT = 20 << 20
-"""Bytes of printed TTIR of the kernels that are kept, which take about ten times as much: more than
-a thousand kernels that copy, or two hundred that compute attention."""
+MOST_TEXT = 32 << 20
+"""Bytes of printed TTIR of the kernels that are kept, which take about nine times as much: two
+thousand kernels that copy, or two hundred that compute attention."""
 
 _HAS_MEDIAN = not triton.__version__.startswith("3.6.")
 
@@ -43,9 +43,12 @@ class LoadedKernels:
             self._functions[id(function)] = function
 
     def decoded(self, text: bytes) -> Program | UnsupportedOp:
-        """The kernel printed as `text`, or why it cannot be decoded."""
-        program = self._decoded.get(text)
-        if program is None:
+        """The kernel printed as `text`, or why it cannot be decoded. Asked for before every
+        launch, so that the first of them is the one that has not been launched for longest."""
+        program = self._decoded.pop(text, None)
+        if program is not None:
+            self._decoded[text] = program
+        else:
             try:
                 module = parse_module(text.decode())
                 program = decode_module(module, self._arch, has_median=_HAS_MEDIAN)

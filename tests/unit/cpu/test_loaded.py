@@ -36,7 +36,7 @@ def kept(kernel):
     return kernels, keys
 
 
-def test_kernels_are_let_go_oldest_first_and_compiled_again_when_asked_for(small_lane):
+def test_kernels_are_let_go_and_compiled_again_when_asked_for(small_lane):
     out = torch.zeros(2, dtype=torch.int32)
     first = counted[(1,)](out, NUMBER=100)
     length = len(first.kernel)
@@ -56,6 +56,17 @@ def test_kernels_are_let_go_oldest_first_and_compiled_again_when_asked_for(small
     again = counted[(1,)](out, NUMBER=100)
     assert out[0] == 100
     assert again.function is counted[(1,)](out, NUMBER=100).function
+
+
+def test_what_is_launched_often_is_kept(small_lane):
+    out = torch.zeros(2, dtype=torch.int32)
+    often = counted[(1,)](out, NUMBER=100).function
+    seldom = weakref.ref(counted[(1,)](out, NUMBER=101))
+    for number in range(102, 120):
+        counted[(1,)](out, NUMBER=number)
+        assert counted[(1,)](out, NUMBER=100).function is often
+    gc.collect()
+    assert seldom() is None
 
 
 def test_a_kernel_longer_than_all_room_runs(small_lane):
