@@ -135,6 +135,8 @@ class CpuLane:
         for number in list(self._space.allocations):
             self._space.remove(number)
         self._guests.clear()
+        if self._access is None:  # an observation knows allocations by their numbers
+            self._space.restart()
 
     @contextmanager
     def observe(self, *, trace_origins: bool = False, readers: bool = False) -> Iterator[Access]:

@@ -47,8 +47,8 @@ class Allocation:
 class AddressSpace:
     """Allocations by number, by name and by absolute address.
 
-    A number is used again only when everything has been forgotten: an origin has 15 bits for it,
-    and a worker makes a million allocations in its life.
+    A number is used again after `restart` only: an origin has 15 bits for it, and a worker makes a
+    million allocations in its life.
     """
 
     def __init__(self) -> None:
@@ -72,14 +72,17 @@ class AddressSpace:
         return allocation
 
     def remove(self, number: int) -> None:
-        """Forget one allocation; its number is not used again while there are others."""
+        """Forget one allocation; its number is not used again."""
         allocation = self.allocations.pop(number)
         del self._by_name[allocation.name]
         if self._by_address.get(allocation.address) == number:
             del self._by_address[allocation.address]
+        self._sorted = None
+
+    def restart(self) -> None:
+        """Count numbers from 0 again. Nothing may be known by its number any more."""
         if not self.allocations:
             self._next_number = 0
-        self._sorted = None
 
     def named(self, name: str) -> Allocation | None:
         """The live allocation of that name."""

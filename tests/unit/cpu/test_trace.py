@@ -150,3 +150,14 @@ def test_origins_are_known_after_more_allocations_than_an_origin_has_numbers_for
         gather[(1,)](src, table.view(torch.int32), scale, out, SCALED=False, BLOCK=8)
     number, byte = access.origin_of("out", 3)
     assert (access.allocation_name(number), byte) == ("src", 3)
+
+
+def test_allocations_of_one_observation_are_told_apart_although_all_before_were_released(lane):
+    with lane.observe() as access:
+        for size in (64, 4096):
+            src, table, scale, out = (
+                lane.allocate(name, size) for name in ("src", "table", "scale", "out")
+            )
+            gather[(2,)](src, table.view(torch.int32), scale, out, SCALED=False, BLOCK=size // 4)
+            lane.release_all()
+    assert len(access.launches) == 2
