@@ -114,13 +114,15 @@ class Hunt:
         """Note what is known now; True where a finding is widened, False where there is a new one.
 
         A case is a consequence where a finding explains another of its symptoms, on the same side
-        or on none.
+        or on none, and where a finding of another property has had its symptom beside its own.
         """
         shown, all_symptoms = facts(case), symptoms(verdict)
         mark = mark_of(case, hunted, verdict)
         beside = [each for each in all_symptoms if each.side in ("", hunted.side)]
         for index, known in enumerate(self._known):
-            if known.mark == mark or any(known.explains(each, shown) for each in beside):
+            beside_its_own = hunted in known.symptoms and hunted.property != known.mark.property
+            explained = any(known.explains(each, shown) for each in beside)
+            if known.mark == mark or explained or beside_its_own:
                 self._known[index] = known.wider((hunted,), extent)
                 return True
         self._known.append(Known(mark, frozenset({hunted, *all_symptoms}), (extent,)))
