@@ -1,7 +1,7 @@
 """Which fp8 formats an architecture has, in engines and in Triton."""
 
-from kvfuzz.model.axes import Levels
 from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.vocabulary import Levels
 
 
 def _is_cdna3(arch: str) -> bool:

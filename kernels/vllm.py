@@ -20,9 +20,9 @@ from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.vllm_pages import pages_of
 from kvfuzz.kernels.vllm_stubs import known
-from kvfuzz.model.axes import BLOCK_SIZES, HEAD_SIZES, Domain, Levels
+from kvfuzz.model.axes import BLOCK_SIZES, HEAD_SIZES, Domain
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
-from kvfuzz.model.vocabulary import conflict
+from kvfuzz.model.vocabulary import Levels, conflict
 
 AITER_FA = "vllm/v1/attention/backends/rocm_aiter_fa.py"
 TRITON_ATTN = "vllm/v1/attention/backends/triton_attn.py"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvfuzz.model.case import Case, Step
 from kvfuzz.model.layout import Field
-from kvfuzz.model.round_trip import touched
+from kvfuzz.model.round_trip import touched, touched_blocks
 from kvfuzz.model.steps import ACTIVATIONS, CACHES
 from kvfuzz.oracles import image
 
@@ -98,8 +98,7 @@ def near_elements(case: Case, field: Field, device: torch.device) -> Tensor:
     """The positions of all elements of `field`, of a cache in the blocks that its steps name."""
     along = {axis: torch.arange(extent, device=device) for axis, extent in field.extents.items()}
     if "block" in along:
-        n = case.bound_field(case.steps[0], CACHES[0]).extents["token"]
-        named = sorted({slot // n for step in case.steps for slot in touched(case, step)})
+        named = sorted({block for step in case.steps for block in touched_blocks(case, step)})
         along["block"] = torch.tensor(named, dtype=torch.int64, device=device)
     shaped = {
         axis: each.view([-1 if other == axis else 1 for other in along])

@@ -15,12 +15,9 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.fill import word
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import AttentionLayer, Layer
-from kvfuzz.model.vocabulary import LAYOUTS, NESTINGS, ORDERS, conflict
+from kvfuzz.model.vocabulary import LAYOUTS, NESTINGS, ORDERS, code_path, conflict
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.related import outside
-
-STRIDED = ("nhd", "hnd")
-"""The orders that differ in the strides of their views alone."""
 
 
 def plainer(base: Run) -> Case | None:
@@ -52,16 +49,12 @@ def plainer_layers(case: Case) -> list[AttentionLayer]:
             layer, layout=layout, order=order, nesting=nesting, page_padding=padding
         )
         for layout, order in itertools.product(layouts, orders)
-        if _path(order) == _path(layer.order) or (layout, order) == plainest
+        if code_path(order) == code_path(layer.order) or (layout, order) == plainest
         if layout != "hybrid" or case.scene.state_blocks
         for nesting in dict.fromkeys((layer.nesting, NESTINGS[0]))
         for padding in dict.fromkeys((layer.page_padding, 0))
     ]
     return [each for each in layers if each != layer]
-
-
-def _path(order: str) -> str:
-    return "strided" if order in STRIDED else order
 
 
 def _relowered(case: Case, layer: AttentionLayer) -> Case | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvfuzz.model.case import Case
 from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.held import held
-from kvfuzz.model.round_trip import touched
+from kvfuzz.model.round_trip import touched_blocks
 from kvfuzz.model.steps import CACHES
 from kvfuzz.oracles.liveness import read_elements
 from kvfuzz.oracles.observation import Run
@@ -67,8 +67,7 @@ def renaming(case: Case) -> dict[int, int]:
 
     Of a large cache only some blocks are held, so that those in use are renamed among themselves.
     """
-    n = case.bound_field(case.steps[0], CACHES[0]).extents["token"]
-    used = list(dict.fromkeys(slot // n for slot in touched(case, case.steps[0])))
+    used = touched_blocks(case, case.steps[0])
     caches = {field.buffer for field in case.fields if "block" in field.extents}
     is_whole = all(held(case, name).is_whole for name in caches)
     goals = list(range(len(used))) if is_whole else sorted(used)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvfuzz.model.dtypes import DTYPES, CacheDtype
-from kvfuzz.model.fill import word
+from kvfuzz.model.fill import FP32_ONE, word
 from kvfuzz.oracles import image
 from kvfuzz.oracles.liveness import Elements, near_elements
 from kvfuzz.oracles.observation import Run
@@ -29,7 +29,6 @@ MOST = 16
 """The largest |n|: scales down to about 2**-22, as small activations have them."""
 UP_EVERY = 4
 """One n in so many is positive: more bounds are found below a scale than above it."""
-ONE = 0x3F800000
 MARGIN = 2
 """Exponents next to the ends of a format that are left out, since what rounds there may cross."""
 
@@ -82,7 +81,7 @@ def _sides(base: Run) -> Iterator[Side]:
     for activation, cache, scale in SIDES:
         field = case.bound_field(step, scale)
         at = near_elements(case, field, base.device).flatten()
-        if bool((image.read(base.before[field.buffer], at, "fp32") == ONE).all()):
+        if bool((image.read(base.before[field.buffer], at, "fp32") == FP32_ONE).all()):
             continue
         here = rows[activation]
         codes = image.read(images[here.field.buffer], here.at, here.field.dtype)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kvfuzz.model.axes import Levels
 from kvfuzz.model.events import Found
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
+from kvfuzz.model.vocabulary import Levels
 from kvfuzz.reports import places
 from kvfuzz.reports.cases import case_rows, launch_rows, layout_words
 from kvfuzz.reports.text import Pairs

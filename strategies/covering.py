@@ -17,9 +17,10 @@ from kvfuzz.strategies.greedy import Noise, best_row
 from kvfuzz.strategies.rows import Row, Space
 
 CANDIDATES, LATE_CANDIDATES = 4, 24
-"""Rows to choose from, while much is open and when it has become hard to close several at once; in
-a small space more, for the same time."""
-USUAL_BOUND = 770
+"""Rows to choose from, while much is open and when it has become hard to close several at once."""
+USUAL_BOUND, MOST_GENEROUS = 770, 3
+"""The bound of our own ops. In a smaller space there are more rows to choose from, up to so many
+times, since each takes less time."""
 LATE = 0.06
 """The share of combinations that is open late, about."""
 
@@ -37,10 +38,10 @@ class Covering:
         # Symmetric, so that a lookup needs no order: each combination stands in six places.
         self._open = _all_different(self._axis)
         self._different = _all_different(np.arange(len(sizes)))
-        # Less than one combination each, so that it decides between equals only.
-        self._generosity = min(3, max(1, USUAL_BOUND // self.bound))
+        self._generosity = min(MOST_GENEROUS, max(1, USUAL_BOUND // self.bound))
         self._at_first = int(self._open.sum())
         self._random = Noise(random_seed)
+        # Less than one combination each, so that it decides between equals only.
         self._taste = self._random.uniform(len(self._axis)) / 2
         self._asked: tuple[int, int, int] | None = None
         self.given_up = 0

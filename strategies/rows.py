@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.axes import AXES, Domain, Levels
+from kvfuzz.model.axes import AXES, Domain
 from kvfuzz.model.rules import RULES, Rule
+from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies.choices import Choices
 
 Row = dict[str, str]

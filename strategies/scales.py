@@ -11,7 +11,6 @@ from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.strategies.choices import Choices, number
 from kvfuzz.strategies.rows import Row
 
-ONE = FP32_ONE
 SMALLEST_EXPONENT, LARGEST_EXPONENT = -6, 3
 MANTISSA_BITS = DTYPES["fp32"].mantissa_bits
 
@@ -19,7 +18,7 @@ MANTISSA_BITS = DTYPES["fp32"].mantissa_bits
 def scale_pair(choices: Choices, row: Row) -> tuple[int, int]:
     """(k_scale, v_scale) bit patterns of the row's kind; without a scale both are 1."""
     if row["scale"] in ("none", "unit"):
-        return ONE, ONE
+        return FP32_ONE, FP32_ONE
     cache, model = DTYPES[row["cache_dtype"]], DTYPES[row["model_dtype"]]
     headroom = math.frexp(model.max_finite / cache.max_finite)[1] - 2
     if row["granularity"] != "tensor":

@@ -21,10 +21,11 @@ from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
 from kvfuzz.errors import Exit, KvfuzzError, NotCheckedError, UsageError
-from kvfuzz.model.axes import Levels, facts
+from kvfuzz.model.axes import facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.events import Combinations, Event, Found, Note, Progress, Started, Summary
 from kvfuzz.model.target import DEFAULT_ARCH, DEFAULT_LANE, TargetSpec
+from kvfuzz.model.vocabulary import Levels
 
 MOST_UNCHECKED = 0.05
 """A campaign that leaves more of its cases undecided than this has not checked what it claims."""

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from kvfuzz.model.axes import Levels, facts
+from kvfuzz.model.axes import facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.fill import MASK, mix
 from kvfuzz.model.lower import lower
+from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies import drawn_scene
 from kvfuzz.strategies.choices import Drawn
 from kvfuzz.strategies.rows import Row, Space

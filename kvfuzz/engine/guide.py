@@ -1,6 +1,6 @@
 """What to draw next: boundary rows, covering rows, then guided random cases.
 
-Cases that showed something new (two levels together that no case had shown, or an outcome of the
+Cases that showed something new (three levels together that no case had shown, or an outcome of the
 kernel's source that none had) are kept as lists of integers. Guided cases are some of those with a
 few integers changed, and fresh ones. Nothing but the random number and what was learnt decides.
 """

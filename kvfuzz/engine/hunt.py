@@ -14,9 +14,10 @@ from kvfuzz.engine.reduce import reduced
 from kvfuzz.engine.runner import Runner
 from kvfuzz.engine.tally import Tally
 from kvfuzz.errors import KvfuzzError
-from kvfuzz.model.axes import Domain, Levels, facts
+from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.verdict import Verdict
+from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies import space
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from kvfuzz.model.axes import Levels
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.verdict import CAUSES, RELATIONS, Place, PropertyResult, Verdict, Violation
+from kvfuzz.model.vocabulary import Levels, code_path
 
 
 class Symptom(msgspec.Struct, frozen=True, order=True):
@@ -88,8 +88,7 @@ def mark_of(case: Case, symptom: Symptom, verdict: Verdict) -> Mark:
 def path_of(case: Case) -> tuple[str, bool]:
     """The path of a kernel that a case takes, and whether elements are converted on it."""
     layer = case.scene.attention
-    strided = layer.order in ("nhd", "hnd")
-    return "strided" if strided else layer.order, DTYPES[layer.cache_dtype].is_fp8
+    return code_path(layer.order), DTYPES[layer.cache_dtype].is_fp8
 
 
 def _instead(case: Case, violation: Violation) -> tuple[str, ...]:

@@ -23,14 +23,13 @@ from kvfuzz.model.vocabulary import (
     ORDERS,
     PAGES,
     VALUE_SIZES,
+    Levels,
 )
 
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128, 544, 784)
 """544 and 784 are what vLLM chooses for Qwen3-Next and Qwen3.5 (page-size unification)."""
 HEAD_SIZES = (8, 16, 32, 64, 80, 96, 128, 192, 256, 576)
 HEAD_COUNTS = (1, 2, 3, 4, 8)
-
-Levels = tuple[str, ...]
 
 FEW = 20
 """Most words that a message lists."""

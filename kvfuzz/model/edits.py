@@ -12,11 +12,9 @@ import msgspec
 
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.plan import AttentionLayer, Layer, Sequence, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
-
-ONE = 0x3F800000
-"""Bit pattern of the scale 1.0."""
 
 Part = Literal["scene", "layer", "geometry", "batch"]
 
@@ -117,7 +115,7 @@ def with_dtypes(scene: Scene, dtypes: tuple[str, str]) -> Scene:
     scene = with_part(with_part(scene, "layer", cache_dtype=cache), "scene", model_dtype=model)
     if DTYPES[cache].is_fp8:
         return scene
-    return with_part(scene, "scene", k_scale=ONE, v_scale=ONE, values=VALUES[0])
+    return with_part(scene, "scene", k_scale=FP32_ONE, v_scale=FP32_ONE, values=VALUES[0])
 
 
 def blocks_of(scene: Scene) -> tuple[int, ...]:

@@ -5,11 +5,11 @@ Events are tagged in JSON by their type, one object a line in OUT/events.ndjson.
 
 import msgspec
 
-from kvfuzz.model.axes import Levels
 from kvfuzz.model.coverage import Exercised
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.target import TargetInfo
 from kvfuzz.model.verdict import Hazard, Verdict
+from kvfuzz.model.vocabulary import Levels
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):

@@ -16,7 +16,7 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.fill import LARGE
 from kvfuzz.model.layout import Field
-from kvfuzz.model.round_trip import touched
+from kvfuzz.model.round_trip import touched_blocks
 
 ALIGNMENT = 64
 """Spans begin and end at multiples of this many bytes, or at the buffer's end."""
@@ -102,8 +102,8 @@ def _blocks(case: Case, field: Field) -> list[int]:
     """The blocks of a large buffer that are worth comparing."""
     if "block" not in field.extents:
         return [0]
-    n, last = case.geometry.block_size, field.extents["block"] - 1
-    named = {slot // n for step in case.steps for slot in touched(case, step)}
+    last = field.extents["block"] - 1
+    named = {block for step in case.steps for block in touched_blocks(case, step)}
     near = {block + by for block in named for by in (-1, 0, 1)} | {0, last}
     return sorted(block for block in {*near, *field.blocks} if 0 <= block <= last)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from kvfuzz.model.axes import BLOCK_SIZES, HEAD_COUNTS, HEAD_SIZES
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.edits import (
-    ONE,
     Part,
     part_of,
     with_block_size,
@@ -17,6 +16,7 @@ from kvfuzz.model.edits import (
     with_layout,
     with_part,
 )
+from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.scene import VALUES, Scene
 from kvfuzz.model.vocabulary import GRANULARITIES, LAYOUTS, NESTINGS, ORDERS
 
@@ -89,8 +89,8 @@ SIMPLER: tuple[Plainer, ...] = (
         lambda scene: DTYPE_PAIRS,
         with_dtypes,
     ),
-    attribute("scene", "k_scale", ONE, TWO, THREE),
-    attribute("scene", "v_scale", ONE, TWO, THREE),
+    attribute("scene", "k_scale", FP32_ONE, TWO, THREE),
+    attribute("scene", "v_scale", FP32_ONE, TWO, THREE),
     attribute("scene", "values", *VALUES),
     attribute("scene", "row_gap", 0),
     Plainer(

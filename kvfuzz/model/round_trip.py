@@ -25,6 +25,12 @@ def touched(case: Case, step: Step) -> list[int]:
     ]
 
 
+def touched_blocks(case: Case, step: Step) -> list[int]:
+    """The blocks of the touched slots, each once, in the order of its rows."""
+    n = case.bound_field(step, "key_cache").extents["token"]
+    return list(dict.fromkeys(slot // n for slot in touched(case, step)))
+
+
 def with_round_trip(case: Case) -> Case:
     """`case` followed or preceded by its inverse op, executed by the target's partner.
 

@@ -7,7 +7,7 @@ import itertools
 
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import itemsize
-from kvfuzz.model.round_trip import touched
+from kvfuzz.model.round_trip import touched, touched_blocks
 
 REACH = 1 << 31
 REACHES = ("near", "past_2g_bytes", "past_2g_elements")
@@ -27,20 +27,14 @@ def _offsets(case: Case) -> list[int]:
     return [slot % n for slot in touched(case, case.steps[0])]
 
 
-def _blocks(case: Case) -> list[int]:
-    """The touched blocks, each once, in the order of the rows."""
-    n = case.geometry.block_size
-    return list(dict.fromkeys(slot // n for slot in touched(case, case.steps[0])))
-
-
 def blocks_used(case: Case) -> str:
     """Level of `blocks_used`."""
-    return "1" if len(_blocks(case)) < 2 else "2+"
+    return "1" if len(touched_blocks(case, case.steps[0])) < 2 else "2+"
 
 
 def block_ids(case: Case) -> str:
     """Level of `block_ids`."""
-    return id_pattern(_blocks(case))
+    return id_pattern(touched_blocks(case, case.steps[0]))
 
 
 def id_pattern(order: list[int]) -> str:
@@ -63,7 +57,7 @@ def reach(case: Case) -> str:
     stride = next(term.stride for term in k.terms if term.axis == "block")
     # Where heads lie outside of blocks, the last one is the farthest.
     outside = [term for term in k.terms if term.axis != "block" and term.stride > stride]
-    far = max(_blocks(case), default=0) * stride
+    far = max(touched_blocks(case, case.steps[0]), default=0) * stride
     far += sum(term.stride * (term.digits(k.extents[term.axis]) - 1) for term in outside)
     if far < REACH:
         return "near"

@@ -66,6 +66,11 @@ def x_of(dtype: str) -> int:
     return 16 // DTYPES[dtype].itemsize
 
 
+def code_path(order: str) -> str:
+    """The path of a kernel that pages of `order` take: one for strides, one per split order."""
+    return order if order in SPLIT_DIM else "strided"
+
+
 def _but(levels: Levels, *excluded: str) -> Levels:
     return tuple(level for level in levels if level not in excluded)
 

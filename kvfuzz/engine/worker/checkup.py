@@ -10,6 +10,7 @@ from kvfuzz.engine.worker.lanes import Lane, open_lane
 from kvfuzz.errors import KvfuzzError
 from kvfuzz.kernels.resolve import resolve
 from kvfuzz.model.checkup import Checkup, LaneState
+from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import CACHE, AttentionLayer, Batch, Plan, Sequence, StateLayer
@@ -17,7 +18,6 @@ from kvfuzz.model.scene import Scene
 from kvfuzz.model.target import TargetSpec
 
 PACKAGES = ("kvfuzz", "torch", "triton", "numpy", "hypothesis", "msgspec", "pytest")
-UNIT_SCALE = 0x3F800000
 
 SCENE = Scene(
     op="gather_cache",
@@ -30,8 +30,8 @@ SCENE = Scene(
     ),
     batch=Batch((Sequence((3, 1), 13, 6), Sequence((4,), 0, 2)), table_width=3),
     model_dtype="bf16",
-    k_scale=UNIT_SCALE,
-    v_scale=UNIT_SCALE,
+    k_scale=FP32_ONE,
+    v_scale=FP32_ONE,
     fill_seed=7,
 )
 

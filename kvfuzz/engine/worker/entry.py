@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvfuzz.model.axes import Levels
 from kvfuzz.model.case import Case
 from kvfuzz.model.target import TargetInfo, TargetSpec
+from kvfuzz.model.vocabulary import Levels
 
 if TYPE_CHECKING:
     from kvfuzz.engine.worker.judge import Judge

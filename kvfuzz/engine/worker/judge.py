@@ -13,11 +13,12 @@ from kvfuzz.engine.worker.execute import execute
 from kvfuzz.engine.worker.lanes import Lane, Manner, Seen
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter
-from kvfuzz.model.axes import Domain, Levels, facts
+from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.held import held
 from kvfuzz.model.target import Quantise
 from kvfuzz.model.verdict import Hazard, Place, PropertyResult, Verdict, Violation
+from kvfuzz.model.vocabulary import Levels
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, NotChecked, Property, Variant
 from kvfuzz.oracles.stored_bytes import place_of
