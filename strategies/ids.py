@@ -5,6 +5,7 @@ does not touch, blocks of Mamba state and blocks that nobody owns get the ids in
 """
 
 import itertools
+from collections.abc import Iterable
 
 import msgspec
 
@@ -75,28 +76,30 @@ def _shuffled(ids: list[int]) -> list[int]:
 def _split(choices: Choices, blocks: Blocks) -> Ids:
     """Groups of kernel blocks that begin at multiples of the ratio, as manager blocks do.
 
-    Between the groups that are chosen there is another, or none of a higher ratio's multiples, so
-    that the ids show this ratio and no higher one.
+    Groups of a lower ratio are chosen so that they begin at no multiple of a higher one. Where the
+    touched blocks of the chosen groups follow each other all the same, groups go downwards.
     """
     ratio = ratio_of(blocks.pattern)
     sizes = [-(-(before + span) // ratio) for before, span in blocks.sequences]
     count = sum(sizes) + blocks.num_states
     step = {2: 2, 4: 3, 12: 1}[ratio]
     drawn = distinct(choices, count, count + -(-blocks.spare // ratio))
-    if step == 1 and any(after == before + 1 for before, after in itertools.pairwise(drawn)):
-        drawn.sort(reverse=True)
-    groups = [step * group + (step > 1) for group in drawn]
-    sequences, at = [], 0
-    for (before, span), size in zip(blocks.sequences, sizes, strict=True):
-        own = [
-            group * ratio + kernel for group in groups[at : at + size] for kernel in range(ratio)
-        ]
-        sequences.append(tuple(own[: before + span]))
-        at += size
-    states = _kernel_blocks(groups[at:], ratio)
     num_groups = step * (count + -(-blocks.spare // ratio) - 1) + (step > 1) + 1
-    return Ids(tuple(sequences), tuple(sorted(states)), num_groups * ratio)
+    for order in (drawn, sorted(drawn, reverse=True)):
+        groups = iter([step * group + (step > 1) for group in order])
+        sequences = tuple(
+            _kernel_blocks(itertools.islice(groups, size), ratio)[: before + span]
+            for (before, span), size in zip(blocks.sequences, sizes, strict=True)
+        )
+        touched = [
+            block
+            for (before, _), owned in zip(blocks.sequences, sequences, strict=True)
+            for block in owned[before:]
+        ]
+        if id_pattern(touched) == blocks.pattern:
+            break
+    return Ids(sequences, tuple(sorted(_kernel_blocks(groups, ratio))), num_groups * ratio)
 
 
-def _kernel_blocks(groups: list[int], ratio: int) -> tuple[int, ...]:
+def _kernel_blocks(groups: Iterable[int], ratio: int) -> tuple[int, ...]:
     return tuple(group * ratio + kernel for group in groups for kernel in range(ratio))
