@@ -28,7 +28,38 @@ import triton.language as tl
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 
 
-@triton.jit
+SIZES = (
+    "block_table_stride",
+    "k_block_stride",
+    "k_token_stride",
+    "k_head_stride",
+    "k_chunk_stride",
+    "k_dim_stride",
+    "v_block_stride",
+    "v_run_stride",
+    "v_token_stride",
+    "v_head_stride",
+    "v_dim_stride",
+    "key_row_stride",
+    "key_head_stride",
+    "key_dim_stride",
+    "value_row_stride",
+    "value_head_stride",
+    "value_dim_stride",
+    "k_scale_block_stride",
+    "k_scale_token_stride",
+    "k_scale_head_stride",
+    "v_scale_block_stride",
+    "v_scale_token_stride",
+    "v_scale_head_stride",
+    "block_size",
+    "head_size",
+    "head_size_v",
+)
+"""What the kernel is not compiled anew for: strides and sizes, of which each cache has its own."""
+
+
+@triton.jit(do_not_specialize=SIZES)
 def gather_cache_kernel(
     key_cache_ptr,
     value_cache_ptr,
@@ -64,8 +95,8 @@ def gather_cache_kernel(
     v_scale_token_stride: tl.int64,
     v_scale_head_stride: tl.int64,
     block_size,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_SIZE_V: tl.constexpr,
+    head_size,
+    head_size_v,
     PADDED_HEAD_SIZE: tl.constexpr,
     K_CHUNK: tl.constexpr,
     V_RUN: tl.constexpr,
@@ -75,8 +106,8 @@ def gather_cache_kernel(
     row = tl.program_id(0)
     head = tl.program_id(1)
     dim = tl.arange(0, PADDED_HEAD_SIZE)
-    inside = dim < HEAD_SIZE
-    inside_v = dim < HEAD_SIZE_V
+    inside = dim < head_size
+    inside_v = dim < head_size_v
 
     sequence = tl.load(token_to_batch_ptr + row)
     start = tl.load(seq_starts_ptr + sequence)
@@ -214,8 +245,8 @@ def gather_cache(
         *scale_strides(k_scale),
         *scale_strides(v_scale),
         block_size,
-        HEAD_SIZE=head_size,
-        HEAD_SIZE_V=head_size_v,
+        head_size,
+        head_size_v,
         PADDED_HEAD_SIZE=triton.next_power_of_2(max(head_size, head_size_v)),
         K_CHUNK=k_chunk,
         V_RUN=v_run,

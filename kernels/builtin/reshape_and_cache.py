@@ -31,6 +31,36 @@ FP8_MAX = {
 """The largest finite value of each fp8 format."""
 
 
+SIZES = (
+    "key_row_stride",
+    "key_head_stride",
+    "key_dim_stride",
+    "value_row_stride",
+    "value_head_stride",
+    "value_dim_stride",
+    "k_block_stride",
+    "k_token_stride",
+    "k_head_stride",
+    "k_chunk_stride",
+    "k_dim_stride",
+    "v_block_stride",
+    "v_run_stride",
+    "v_token_stride",
+    "v_head_stride",
+    "v_dim_stride",
+    "k_scale_block_stride",
+    "k_scale_token_stride",
+    "k_scale_head_stride",
+    "v_scale_block_stride",
+    "v_scale_token_stride",
+    "v_scale_head_stride",
+    "block_size",
+    "head_size",
+    "head_size_v",
+)
+"""What the kernel is not compiled anew for: strides and sizes, of which each cache has its own."""
+
+
 @triton.jit
 def quantised(x, scale, MAX: tl.constexpr):
     """The quotient x / scale, correctly rounded in float32 and clamped to -MAX..MAX.
@@ -42,7 +72,7 @@ def quantised(x, scale, MAX: tl.constexpr):
     return tl.where(quotient < -MAX, -MAX, quotient)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def reshape_and_cache_kernel(
     key_ptr,
     value_ptr,
@@ -74,8 +104,8 @@ def reshape_and_cache_kernel(
     v_scale_token_stride: tl.int64,
     v_scale_head_stride: tl.int64,
     block_size,
-    HEAD_SIZE: tl.constexpr,
-    HEAD_SIZE_V: tl.constexpr,
+    head_size,
+    head_size_v,
     PADDED_HEAD_SIZE: tl.constexpr,
     K_CHUNK: tl.constexpr,
     V_RUN: tl.constexpr,
@@ -86,8 +116,8 @@ def reshape_and_cache_kernel(
     row = tl.program_id(0)
     head = tl.program_id(1)
     dim = tl.arange(0, PADDED_HEAD_SIZE)
-    inside = dim < HEAD_SIZE
-    inside_v = dim < HEAD_SIZE_V
+    inside = dim < head_size
+    inside_v = dim < head_size_v
 
     slot = tl.load(slot_mapping_ptr + row)
     if slot < 0:
@@ -216,8 +246,8 @@ def reshape_and_cache(
         *scale_strides(k_scale),
         *scale_strides(v_scale),
         block_size,
-        HEAD_SIZE=head_size,
-        HEAD_SIZE_V=head_size_v,
+        head_size,
+        head_size_v,
         PADDED_HEAD_SIZE=triton.next_power_of_2(max(head_size, head_size_v)),
         K_CHUNK=k_chunk,
         V_RUN=v_run,

@@ -115,7 +115,7 @@ def test_an_odd_block_id_with_a_meaning_of_its_own_fails_block_permutation(judge
 def test_a_branch_on_equal_strides_fails_size1_stride(judge, edited, case_of):
     """One head: its stride is that of a dense row by chance, and nothing says that it is."""
     one_head = Geometry(num_blocks=5, block_size=16, num_kv_heads=1, head_size=32)
-    changed = f"{LOAD_K}\n    k = k if key_head_stride == HEAD_SIZE else k + 1"
+    changed = f"{LOAD_K}\n    k = k if key_head_stride == head_size else k + 1"
     target = edited(GATHER, "gather_cache", (LOAD_K, changed))
     verdict = judge(target).verdict(case_of("gather_cache", geometry=one_head))
     assert _failed(verdict) == ["size1_stride"]
@@ -123,7 +123,7 @@ def test_a_branch_on_equal_strides_fails_size1_stride(judge, edited, case_of):
 
 LOOKALIKES = {
     # Two paths that do the same, told apart by strides.
-    "two_paths": (LOAD_K, f"{LOAD_K}\n    k = k if key_head_stride == HEAD_SIZE else k + 0"),
+    "two_paths": (LOAD_K, f"{LOAD_K}\n    k = k if key_head_stride == head_size else k + 0"),
     # The table's width decides how much is prefetched, not what is read.
     "prefetch": (LOAD_K, f"tl.load(block_table_ptr + entry, volatile=True)\n    {LOAD_K}"),
     # A scale's power of two is split off and put back.
