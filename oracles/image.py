@@ -2,11 +2,16 @@
 
 An image is a one-dimensional uint8 tensor with the bytes of one buffer that are held: all of them,
 or some spans of a large one (`kvfuzz.model.held`). A *position* is an index into it. Positions come
-from a field's mixed-radix map, never from a view.
+from a field's mixed-radix map, never from a view. What lies on a CPU is worked on as NumPy arrays,
+since of the small images of most cases the cost of a call is most of what there is.
 """
+
+import ctypes
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvfuzz.errors import UsageError
@@ -14,6 +19,11 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.held import held
 from kvfuzz.model.layout import Field
+
+Array = NDArray[Any]
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def positions(case: Case, field: Field, **coordinates: Tensor) -> Tensor:
@@ -26,7 +36,7 @@ def positions(case: Case, field: Field, **coordinates: Tensor) -> Tensor:
         return at
     starts, stops = (torch.tensor(ends, device=at.device) for ends in zip(*kept.spans, strict=True))
     number = torch.searchsorted(starts, at, right=True) - 1
-    if bool((number < 0).any()) or bool((at >= stops[number]).any()):
+    if is_any(number < 0) or is_any(at >= stops[number]):
         first = int(at[(number < 0) | (at >= stops[number])][0])
         raise UsageError(f"byte {first} of {field.buffer}, in {field.name}, is not held")
     return at - starts[number] + torch.tensor(kept.firsts, device=at.device)[number]
@@ -37,16 +47,26 @@ def addresses(field: Field, **coordinates: Tensor) -> Tensor:
 
     A coordinate whose axis has no term does not matter, not even to the shape.
     """
-    device = next((each.device for each in coordinates.values()), None)
-    result = torch.tensor(field.base, device=device)
+    device = next((each.device for each in coordinates.values()), torch.device("cpu"))
+    is_host = device.type == "cpu"
+    along: dict[str, Any] = {}
     for term in field.terms:
-        digit = coordinates[term.axis]
+        digit: Any = coordinates[term.axis].numpy() if is_host else coordinates[term.axis]
         if term.div > 1:
             digit = digit // term.div
         if term.mod:
             digit = digit % term.mod
-        result = result + digit * term.stride
-    return result
+        part = digit * term.stride
+        along[term.axis] = along[term.axis] + part if term.axis in along else part
+    # An axis at a time, the longest last, so that one sum alone is as large as the result.
+    result: Any = field.base
+    for part in sorted(along.values(), key=_count):
+        result = part + result
+    return torch.from_numpy(np.asarray(result)) if is_host else torch.as_tensor(result).to(device)
+
+
+def _count(part: Any) -> int:
+    return int(part.size if isinstance(part, np.ndarray) else part.numel())
 
 
 def element_bytes(at: Tensor, dtype: str) -> Tensor:
@@ -57,10 +77,9 @@ def element_bytes(at: Tensor, dtype: str) -> Tensor:
 def read(image: Tensor, at: Tensor, dtype: str) -> Tensor:
     """The codes of the elements of `dtype` at positions `at`; int64, little endian."""
     size = itemsize(dtype)
-    elements = _elements(image, at, size)
-    if elements is not None:
+    if (elements := _on_host(image, at, size)) is not None:
         whole, numbers = elements
-        return whole[numbers].to(torch.int64) & _ALL_BITS[size]
+        return torch.from_numpy(np.asarray(whole.take(numbers), np.int64))
     parts = image[element_bytes(at, dtype)].to(torch.int64)
     code = parts[..., 0]
     for index in range(1, parts.shape[-1]):
@@ -71,65 +90,60 @@ def read(image: Tensor, at: Tensor, dtype: str) -> Tensor:
 def write(image: Tensor, at: Tensor, dtype: str, codes: Tensor) -> None:
     """Put `codes` at positions `at` of `image`, little endian."""
     size = itemsize(dtype)
-    elements = _elements(image, at, size)
-    if elements is not None:
+    if (elements := _on_host(image, at, size)) is not None:
         whole, numbers = elements
-        whole[numbers] = codes.to(whole.dtype)
+        whole[numbers] = codes.numpy()
         return
     shifts = torch.arange(size, device=at.device) * 8
     image[element_bytes(at, dtype)] = ((codes.unsqueeze(-1) >> shifts) & 0xFF).to(torch.uint8)
 
 
-def mark(mask: Tensor, at: Tensor, dtype: str) -> None:
+def mark(mask: Tensor, at: Tensor, dtype: str, *, to: bool = True) -> None:
     """Set every byte of the elements at positions `at` in a mask with an entry per byte."""
     size = itemsize(dtype)
-    elements = _elements(mask.view(torch.uint8), at, size)
-    if elements is not None:
+    if (elements := _on_host(mask.view(torch.uint8), at, size)) is not None:
         whole, numbers = elements
-        whole[numbers] = 0x0101010101010101 & (_ALL_BITS[size] >> 1)
+        whole[numbers] = (0x0101010101010101 & ((1 << (8 * size)) - 1)) if to else 0
         return
-    mask[element_bytes(at, dtype)] = True
+    mask[element_bytes(at, dtype)] = to
 
 
 def copy(source: Tensor, start: Tensor, target: Tensor, goal: Tensor, dtype: str) -> None:
     """Copy the elements at positions `start` of `source` to positions `goal` of `target`."""
     size = itemsize(dtype)
-    there, here = _elements(source, start, size), _elements(target, goal, size)
+    there, here = _on_host(source, start, size), _on_host(target, goal, size)
     if there is not None and here is not None:
-        here[0][here[1]] = there[0][there[1]]
+        here[0][here[1]] = there[0].take(there[1])
     else:
         target[element_bytes(goal, dtype)] = source[element_bytes(start, dtype)]
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_ALL_BITS = {size: (1 << (8 * size)) - 1 if size < 8 else -1 for size in _INTEGERS}
-
-
-def _elements(image: Tensor, at: Tensor, size: int) -> tuple[Tensor, Tensor] | None:
-    """`image` as integers of `size` bytes and the place of each in it; None where one lies across
-    two of them, as a field with an odd base may ask for."""
-    if size == 1:
-        return image, at
-    if image.numel() % size or image.data_ptr() % size or is_any((at & (size - 1)) != 0):
+def _on_host(image: Tensor, at: Tensor, size: int) -> tuple[Array, Array] | None:
+    """An image on a CPU as integers of `size` bytes and the place of each element in it; None where
+    one lies across two of them, as a field with an odd base may ask for."""
+    if image.device.type != "cpu":
         return None
-    return image.view(_INTEGERS[size]), at >> (size.bit_length() - 1)
+    numbers = at.numpy()
+    if size == 1:
+        return image.numpy(), numbers
+    if image.numel() % size or image.data_ptr() % size:
+        return None
+    if int(np.bitwise_or.reduce(numbers, axis=None)) & (size - 1):
+        return None
+    return image.numpy().view(f"u{size}"), numbers >> (size.bit_length() - 1)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two images or masks, one entry a byte, are equal. On a CPU eight entries are looked
-    at at once, where torch.equal looks at one."""
+    """Whether two images, masks or tensors of codes are equal. On a CPU many bytes are looked at at
+    once, where torch.equal looks at one entry."""
     if one is other:
         return True
-    if one.device.type != "cpu" or one.shape != other.shape:
+    is_plain = one.is_contiguous() and other.is_contiguous() and one.dtype == other.dtype
+    if one.device.type != "cpu" or one.shape != other.shape or not is_plain:
         return torch.equal(one, other)
-    mine, theirs = one.numpy(), other.numpy()
-    whole = len(mine) // 8 * 8
-    return bool(
-        (mine[:whole].view(np.int64) == theirs[:whole].view(np.int64)).all()
-        and (mine[whole:] == theirs[whole:]).all()
-    )
+    return not _memcmp(one.data_ptr(), other.data_ptr(), one.nbytes)
 
 
 def is_any(mask: Tensor) -> bool:
     """Whether some entry of a mask is set; on a CPU by NumPy, as in `same`."""
-    return bool(mask.numpy().any() if mask.device.type == "cpu" else mask.any())
+    return bool(np.count_nonzero(mask.numpy()) if mask.device.type == "cpu" else mask.any())

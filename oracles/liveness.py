@@ -122,17 +122,30 @@ def used_entries(case: Case, step: Step) -> list[list[bool]]:
 
 def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By buffer that has dead bytes, the live ones; bool per held byte, as in `images`."""
-    live: dict[str, Tensor] = {}
-    device = next(iter(images.values())).device
+    every = {name: torch.ones_like(each, dtype=torch.bool) for name, each in images.items()}
+    return {name: ~dead for name, dead in dead_among(case, every).items()}
+
+
+def dead_among(case: Case, marked: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By buffer that has dead bytes, those of them that are `marked`; bool per held byte."""
+    names = {
+        buffer: step
+        for step in case.steps
+        for buffer in (
+            *(case.bound_field(step, each).buffer for each in (*CACHES, *ACTIVATIONS)),
+            *(case.bound_buffer(step, each) for each in step.tensors if each == "block_table"),
+        )
+    }
+    dead = {name: marked[name].clone() for name in names if name in marked}
+    device = next((each.device for each in dead.values()), torch.device("cpu"))
     for step in case.steps:
-        for parameter in (*CACHES, *ACTIVATIONS):
-            buffer = case.bound_field(step, parameter).buffer
-            live.setdefault(buffer, torch.zeros_like(images[buffer], dtype=torch.bool))
         for elements in read_elements(case, step, device):
-            if elements.field.buffer in live:
-                image.mark(live[elements.field.buffer], elements.at, elements.field.dtype)
-        if "block_table" in step.tensors:
-            buffer = case.bound_buffer(step, "block_table")
+            if elements.field.buffer in dead:
+                image.mark(dead[elements.field.buffer], elements.at, elements.field.dtype, to=False)
+        if (
+            "block_table" in step.tensors
+            and (table := dead.get(case.bound_buffer(step, "block_table"))) is not None
+        ):
             used = torch.tensor(used_entries(case, step), device=device).flatten()
-            live[buffer] = used.repeat_interleave(images[buffer].numel() // used.numel())
-    return live
+            table &= ~used.repeat_interleave(table.numel() // used.numel())
+    return dead

@@ -13,7 +13,13 @@ from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles import image
 from kvfuzz.oracles.expectation import Expectation, expect
-from kvfuzz.oracles.liveness import Elements, live_bytes, read_elements, written_elements
+from kvfuzz.oracles.liveness import (
+    Elements,
+    dead_among,
+    live_bytes,
+    read_elements,
+    written_elements,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,9 @@ class Race:
 @dataclass(frozen=True, eq=False)
 class Run:
     """One execution of `case`. Images and masks have an entry per held byte of a buffer
-    (`kvfuzz.model.held`); masks are bool, None where not recorded. A run equals itself alone, so
-    that what is derived from it can be kept."""
+    (`kvfuzz.model.held`); masks are bool. Where accesses are not recorded there are no masks, and
+    where they are, there is one for each buffer that has a byte to mark. A run equals itself alone,
+    so that what is derived from it can be kept."""
 
     case: Case
     target: TargetInfo
@@ -134,10 +141,7 @@ class Run:
     @cached_property
     def dead_reads(self) -> dict[str, Tensor]:
         """By buffer: the dead bytes that were read, where some were and reads are recorded."""
-        read = self.read
-        if read is None:
-            return {}
-        found = {name: read[name] > live for name, live in self.live.items()}
+        found = dead_among(self.case, self.read or {})
         return {name: mask for name, mask in found.items() if image.is_any(mask)}
 
     @property

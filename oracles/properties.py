@@ -65,9 +65,11 @@ class Property:
     """One thing that must hold: `judge` returns None where it does.
 
     `variants` names the further runs that it needs to decide, or says why nothing can be decided.
+    One that `takes_turns` needs them of most cases, so that a search asks a few such of each case.
     """
 
     name: str
     judge: Callable[[Runs], Judgement]
     variants: Callable[[Run], Wanted] = no_variants
     hazards: Callable[[Runs], list[Hazard]] = no_hazards
+    takes_turns: bool = False

@@ -84,7 +84,7 @@ def changed_elsewhere(run: Run, may: Sequence[Elements], message: str) -> Violat
         changed = run.after[name] != run.before[name]
         for each in may:
             if each.field.buffer == name:
-                changed[image.element_bytes(each.at, each.field.dtype)] = False
+                image.mark(changed, each.at, each.field.dtype, to=False)
         if image.is_any(changed):
             byte = held(run.case, name).address(int(torch.nonzero(changed)[0]))
             place = place_of(run.case, name, byte)

@@ -88,7 +88,8 @@ def _fields(case: Case, wrong: Mapping[str, Tensor]) -> tuple[str, ...]:
 def unwritten(run: Run, buffer: str) -> Tensor:
     """Bytes that no launch wrote. Without a write record: bytes that still hold their fill."""
     unchanged = run.after[buffer] == run.before[buffer]
-    return unchanged if run.written is None else unchanged & ~run.written[buffer]
+    written = (run.written or {}).get(buffer)
+    return unchanged if written is None else unchanged & ~written
 
 
 def oracle(runs: Runs) -> Violation | None:
@@ -140,13 +141,12 @@ def _far_write(run: Run, names: list[str], what: str) -> Violation | None:
 def rewritten(runs: Runs) -> list[Hazard]:
     """Equal rewrites outside the bytes that must be written: they race, and change nothing yet."""
     run = runs[BASE]
-    if run.written is None:
-        return []
     hazards = []
-    for name, must in run.expectation.must.items():
-        if image.same(run.written[name], must):
+    for name, written in (run.written or {}).items():
+        must = run.expectation.must.get(name)
+        if must is None or image.same(written, must):
             continue
-        equal = run.written[name] & ~must & (run.after[name] == run.before[name])
+        equal = written & ~must & (run.after[name] == run.before[name])
         if image.is_any(equal):
             place = place_of(run.case, name, _address(run.case, name, equal))
             what = f"bytes of {place.field or 'no element'} in {name} that it need not write"

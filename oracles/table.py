@@ -1,5 +1,11 @@
-"""All properties, in the order of `kvfuzz.model.verdict.PROPERTY_NAMES`."""
+"""All properties, in the order of `kvfuzz.model.verdict.PROPERTY_NAMES`, and whose turn it is.
 
+A relation runs the target again, so that asking all of them of each case takes five times as long
+as the case alone, and nearly all bugs show in that one. A search has more of other cases.
+"""
+
+from kvfuzz.model.case import Case
+from kvfuzz.model.fill import word
 from kvfuzz.oracles import (
     access,
     batches,
@@ -46,23 +52,51 @@ PROPERTIES: tuple[Property, ...] = (
         "roundtrip",
         relations.roundtrip,
         variants=relations.round_trip_variants,
+        takes_turns=True,
     ),
     Property(
         "determinism",
         relations.determinism,
         variants=relations.determinism_variants,
+        takes_turns=True,
     ),
-    Property("size1_stride", strides.size1_stride, variants=strides.stride_variants),
-    Property("scale_homogeneity", scales.scale_homogeneity, variants=scales.scale_variants),
+    Property(
+        "size1_stride",
+        strides.size1_stride,
+        variants=strides.stride_variants,
+        takes_turns=True,
+    ),
+    Property(
+        "scale_homogeneity",
+        scales.scale_homogeneity,
+        variants=scales.scale_variants,
+        takes_turns=True,
+    ),
     Property(
         "layout_equivariance",
         relocated.layout_equivariance,
         variants=relocated.layout_variants,
+        takes_turns=True,
     ),
     Property(
         "block_permutation",
         relocated.block_permutation,
         variants=relocated.permutation_variants,
+        takes_turns=True,
     ),
-    Property("batch_invariance", batches.batch_invariance, variants=batches.batch_variants),
+    Property(
+        "batch_invariance",
+        batches.batch_invariance,
+        variants=batches.batch_variants,
+        takes_turns=True,
+    ),
 )
+
+TURNS = 2
+"""How many properties that take turns a search has decided of each case, where so many apply."""
+
+
+def in_turn(case: Case) -> list[Property]:
+    """The properties that take turns, those whose turn it is with `case` first."""
+    waiting = [each for each in PROPERTIES if each.takes_turns]
+    return sorted(waiting, key=lambda each: word(case.scene.fill_seed, each.name, 0))

@@ -20,6 +20,9 @@ from kvfuzz.model.verdict import Verdict
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies import space
 
+TAKING_TURNS = ("covering", "random")
+"""The phases of a search that ask a few relations of each case; others ask all of them."""
+
 
 class Caught(NamedTuple):
     """A new finding: its smallest case, how that fails, and under which levels, where asked."""
@@ -64,7 +67,8 @@ class Hunt:
     def attempt(self, case: Case, shown: Mapping[str, str], phase: str) -> Trial:
         """Execute a case, to search or to shrink: whether it fails in a way that is not known."""
         self._progress("shrink" if self._hunted else phase)
-        verdict, news = self._runner.check(case)
+        in_turn = self._hunted is None and phase in TAKING_TURNS
+        verdict, news = self._runner.check(case, in_turn=in_turn)
         if self._hunted is None:
             self._tally.count(shown, verdict)
         new = [

@@ -93,11 +93,12 @@ class Worker:
         self._started = True
         return description
 
-    def check(self, case: Case, *, explain: bool = False) -> Verdict:
-        """The verdict on `case`, the worker's death or silence included."""
+    def check(self, case: Case, *, in_turn: bool = False, explain: bool = False) -> Verdict:
+        """The verdict on `case` as in `Judge.verdict`, the worker's death or silence included."""
         if not self._started:
             self.describe()
-        arguments = (self._config, msgspec.msgpack.encode(case), explain, self._timeout)
+        packed = msgspec.msgpack.encode(case)
+        arguments = (self._config, packed, in_turn, explain, self._timeout)
         try:
             task = self._pool.schedule(check, args=arguments, timeout=self._timeout)
             return msgspec.msgpack.decode(task.result(), type=Verdict)

@@ -19,14 +19,15 @@ class Runner:
         self._coverage = coverage
         self._failing: dict[bytes, Verdict] = {}
 
-    def check(self, case: Case) -> tuple[Verdict, bool]:
-        """The verdict on a case, and whether it reached an outcome that none had."""
+    def check(self, case: Case, *, in_turn: bool = False) -> tuple[Verdict, bool]:
+        """The verdict on a case, and whether it reached an outcome that none had. With `in_turn` a
+        case that passes was asked only some of the properties that take turns."""
         key = msgspec.msgpack.encode(case)
         if key in self._failing:
             # A failing case is run again on its way down; the answer must not change under it.
             return self._failing[key], False
         self._journal.about_to_run(self._target, case)
-        verdict = self._worker.check(case)
+        verdict = self._worker.check(case, in_turn=in_turn)
         news = self._coverage.add(verdict.exercised)
         if verdict.failed:
             self._failing[key] = verdict

@@ -209,14 +209,14 @@ class InProcess:
 
         return msgspec.msgpack.decode(entry.describe(self._config), type=entry.Description)
 
-    def check(self, case: Any, *, explain: bool = False) -> Any:
+    def check(self, case: Any, *, in_turn: bool = False, explain: bool = False) -> Any:
         """The verdict on a case, by way of its messages."""
         import msgspec
 
         from kvfuzz.engine.worker import entry
         from kvfuzz.model.verdict import Verdict
 
-        found = entry.check(self._config, msgspec.msgpack.encode(case), explain)
+        found = entry.check(self._config, msgspec.msgpack.encode(case), in_turn, explain)
         return msgspec.msgpack.decode(found, type=Verdict)
 
 

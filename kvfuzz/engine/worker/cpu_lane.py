@@ -49,8 +49,6 @@ class CheckedCpuLane:
         self._buffers: list[Tensor] = []
         self._access: Access | None = None
         self._was_large = False
-        self._nothing = torch.zeros(0, dtype=torch.bool)
-        """A mask of nothing, long enough for every buffer that was left alone so far."""
 
     def allocate(self, name: str, data: Tensor, kept: Held) -> Tensor:
         """A uint8 buffer registered as `name`; of a large one only touched pages take memory.
@@ -61,8 +59,11 @@ class CheckedCpuLane:
             buffer = self._lane.allocate(name, kept.nbytes, zeroed=not kept.is_whole)
         except OutOfAddressesError as error:
             raise NotCheckedError(f"buffer {name}: {error}") from error
-        for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
-            buffer[start:stop] = data[first : first + stop - start]
+        if kept.is_whole:
+            buffer.copy_(data)
+        else:
+            for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
+                buffer[start:stop] = data[first : first + stop - start]
         self._kept[name] = kept
         self._buffers.append(buffer)
         self._was_large |= kept.size > LARGE_IMAGE
@@ -115,7 +116,6 @@ class CheckedCpuLane:
         if self._was_large:
             give_back_freed_memory()
             self._was_large = False
-            self._nothing = self._nothing[:0].clone()
 
     def close(self) -> None:
         """Give Triton its own backend back; only tests outlive a lane."""
@@ -133,8 +133,8 @@ class CheckedCpuLane:
             for each in access.launches
         )
         return Seen(
-            written={name: self._marked(access, name, "write") for name in self._kept},
-            read={name: self._marked(access, name, "read") for name in self._kept},
+            written=self._marked(access, "write"),
+            read=self._marked(access, "read"),
             read_outside=self._read_outside(access),
             torch_ops=torch_ops,
             strays=_strays(access),
@@ -149,18 +149,18 @@ class CheckedCpuLane:
             unsupported=isinstance(error, UnsupportedOp | OutOfAddressesError),
         )
 
-    def _marked(self, access: Access, name: str, kind: Literal["read", "write"]) -> Tensor:
-        """The held bytes of a buffer that kernels read or wrote; bool `[kept.size]`, to be read
-        only."""
-        kept = self._kept[name]
-        if not access.touched(name, kind):
-            if len(self._nothing) < kept.size:
-                self._nothing = torch.zeros(kept.size, dtype=torch.bool)
-            return self._nothing[: kept.size]
-        marked = torch.from_numpy(access.read(name) if kind == "read" else access.written(name))
-        if kept.is_whole:
-            return marked
-        return torch.cat([marked[start:stop] for start, stop in kept.spans])
+    def _marked(self, access: Access, kind: Literal["read", "write"]) -> dict[str, Tensor]:
+        """By buffer of which kernels read or wrote a byte, those bytes; bool `[kept.size]`, to be
+        read only."""
+        found = {}
+        for name, kept in self._kept.items():
+            if access.touched(name, kind):
+                marks = access.read(name) if kind == "read" else access.written(name)
+                marked = torch.from_numpy(marks)
+                if not kept.is_whole:
+                    marked = torch.cat([marked[start:stop] for start, stop in kept.spans])
+                found[name] = marked
+        return found
 
     def _read_outside(self, access: Access) -> dict[str, int]:
         """By buffer, the first byte that a kernel read although it is not held."""

@@ -112,12 +112,20 @@ def check_up(lane: str, arch: str) -> bytes:
     return msgspec.msgpack.encode(examine(lane, arch))
 
 
-def check(config: bytes, case: bytes, explain: bool, patience_s: float = math.inf) -> bytes:
-    """Execute and judge one case, in `patience_s` seconds where the target lets it; msgpack of
-    Verdict."""
+def check(
+    config: bytes,
+    case: bytes,
+    in_turn: bool,
+    explain: bool,
+    patience_s: float = math.inf,
+) -> bytes:
+    """Execute and judge one case (`Judge.verdict`); msgpack of Verdict."""
     judge = _judge(config)
     verdict: Verdict = judge.verdict(
-        msgspec.msgpack.decode(case, type=Case), explain=explain, patience_s=patience_s
+        msgspec.msgpack.decode(case, type=Case),
+        in_turn=in_turn,
+        explain=explain,
+        patience_s=patience_s,
     )
     judge.lane.rest()
     return msgspec.msgpack.encode(verdict)

@@ -75,9 +75,11 @@ def execute(
                 adapter.call(tensors, step.scalars)
 
         seen = lane.observe(run_steps, manner)
-        written = seen.written or {}
+        written = buffers if seen.written is None else seen.written
         after = {
-            name: image_after(buffer, held(case, name), before[name], written.get(name))
+            name: image_of(buffer, held(case, name))
+            if name in written
+            else image_after(buffer, held(case, name), before[name])
             for name, buffer in buffers.items()
         }
         sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
@@ -120,11 +122,9 @@ def image_of(buffer: Tensor, kept: Held) -> Tensor:
     return torch.cat([buffer[start:stop] for start, stop in kept.spans])
 
 
-def image_after(buffer: Tensor, kept: Held, before: Tensor, written: Tensor | None) -> Tensor:
-    """The held bytes of `buffer` after a run: `before` itself where no kernel wrote, by the record
-    `written`, and nobody else did. Then no property needs to compare two copies of it."""
-    if written is None or image.is_any(written):
-        return image_of(buffer, kept)
+def image_after(buffer: Tensor, kept: Held, before: Tensor) -> Tensor:
+    """The held bytes of a buffer that no kernel wrote, after a run: `before` itself where nobody
+    else did either. Then no property needs to compare two copies of it."""
     for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
         if not image.same(buffer[start:stop], before[first : first + stop - start]):
             return image_of(buffer, kept)

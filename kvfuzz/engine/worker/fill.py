@@ -1,14 +1,15 @@
 """The fills of `kvfuzz.model.fill` as tensors, the same bytes for any device.
 
-Words are mixed on the host, in NumPy's unsigned arithmetic and a cache's worth at a time, since of
-a small case that is most of what its buffers cost. As tensors they are int64, whose
-sign bit is bit 63.
+All is made on the host, in NumPy's unsigned arithmetic, since of a small case that is most of what
+its buffers cost: words a cache's worth at a time, and codes in integers of their own width.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvfuzz.model.case import Buffer, Case
@@ -35,7 +36,8 @@ from kvfuzz.model.layout import INDEX_ORDER, Field
 from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import encode
 
-_INTEGER_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+Array = NDArray[Any]
+
 _CHUNK = 1 << 14
 """Words that are mixed at once: with as many for scratch, they stay in a core's cache."""
 _COUNTERS = np.arange(_CHUNK, dtype=np.uint64) * np.uint64(GOLDEN)
@@ -43,8 +45,8 @@ _ROUNDS = ((np.uint64(30), np.uint64(MIX_1)), (np.uint64(27), np.uint64(MIX_2)))
 _LAST_SHIFT = np.uint64(31)
 
 
-def words(seed: int, buffer: str, count: int, device: torch.device, first: int = 0) -> Tensor:
-    """Words `first` to `first + count` of a buffer's stream; int64 `[count]`."""
+def words(seed: int, buffer: str, count: int, first: int = 0) -> Array:
+    """Words `first` to `first + count` of a buffer's stream; uint64 `[count]`."""
     found = np.empty(count, np.uint64)
     scratch = np.empty(min(count, _CHUNK), np.uint64)
     origin = origin_of(seed, buffer) + first * GOLDEN
@@ -56,23 +58,23 @@ def words(seed: int, buffer: str, count: int, device: torch.device, first: int =
             z ^= np.right_shift(z, shift, out=shifted)
             z *= factor
         z ^= np.right_shift(z, _LAST_SHIFT, out=shifted)
-    return torch.from_numpy(found.view(np.int64)).to(device)
+    return found
 
 
 def filled(fill: Fill, buffer: str, kept: Held, device: torch.device) -> Tensor:
     """The held bytes of a buffer before the first launch; uint8 `[kept.size]`."""
-    if not kept.is_whole and isinstance(fill, ByteFill):  # no other fill is large
-        return torch.cat([_span(fill, buffer, span, device) for span in kept.spans])
-    nbytes = kept.nbytes
+    return torch.from_numpy(_filled(fill, buffer, kept)).to(device)
+
+
+def _filled(fill: Fill, buffer: str, kept: Held) -> Array:
+    if isinstance(fill, ByteFill):  # no other fill is large
+        spans = [_span(fill, buffer, start, stop) for start, stop in kept.spans]
+        return spans[0] if len(spans) == 1 else np.concatenate(spans)
     if isinstance(fill, IntegerFill):
-        size = itemsize(fill.dtype)
-        known = np.array([value & MASK for value in fill.values], np.uint64).astype(f"u{size}")
-        return torch.from_numpy(known.view(np.uint8)).to(device)
-    if isinstance(fill, ByteFill):
-        return words(fill.seed, buffer, -(-nbytes // 8), device).view(torch.uint8)[:nbytes]
+        codes = np.array([value & MASK for value in fill.values], np.uint64)
+        return codes.astype(f"u{itemsize(fill.dtype)}").view(np.uint8)
     dtype = DTYPES["fp32" if isinstance(fill, ScaleFill) else fill.dtype]
-    codes = _codes(fill, words(fill.seed, buffer, nbytes // dtype.itemsize, device))
-    return codes.to(_INTEGER_TYPES[dtype.itemsize]).view(torch.uint8)
+    return _codes(fill, words(fill.seed, buffer, kept.nbytes // dtype.itemsize)).view(np.uint8)
 
 
 def before_the_first_launch(case: Case, buffer: Buffer, device: torch.device) -> Tensor:
@@ -90,54 +92,57 @@ def _lay_over(data: Tensor, case: Case, field: Field, fill: ScaleFill) -> None:
     counts = [torch.arange(field.extents[axis], device=data.device) for axis in axes]
     coordinates = dict(zip(axes, torch.meshgrid(*counts, indexing="ij"), strict=True))
     at = image.positions(case, field, **coordinates)
-    codes = _codes(fill, words(fill.seed, field.name, at.numel(), data.device))
-    image.write(data, at, field.dtype, codes.reshape(at.shape))
+    codes = _scales(fill, words(fill.seed, field.name, at.numel())).astype(np.int64)
+    image.write(data, at, field.dtype, torch.from_numpy(codes).to(data.device).reshape(at.shape))
 
 
-def _span(fill: ByteFill, buffer: str, span: tuple[int, int], device: torch.device) -> Tensor:
+def _span(fill: ByteFill, buffer: str, start: int, stop: int) -> Array:
     """The bytes `start` to `stop` of a bytes fill; `start` is a multiple of 8."""
-    start, stop = span
-    count = -(-(stop - start) // 8)
-    found = words(fill.seed, buffer, count, device, start // 8).view(torch.uint8)
-    return found[: stop - start]
+    found = words(fill.seed, buffer, -(-(stop - start) // 8), start // 8)
+    return found.view(np.uint8)[: stop - start]
 
 
-def _choices(bits: Tensor) -> Tensor:
-    """`(word >> 32) % 2**16` of each word; int64."""
-    return bits.view(torch.int16)[2::4].to(torch.int64) & 0xFFFF
+def _choices(bits: Array) -> Array:
+    """`(word >> 32) % 2**16` of each word; uint16."""
+    return bits.view(np.uint16)[2::4]
 
 
-def _codes(fill: FloatFill | TieFill | ScaleFill, bits: Tensor) -> Tensor:
+def _codes(fill: FloatFill | TieFill | ScaleFill, bits: Array) -> Array:
+    """The code that each word makes, in unsigned integers of its width."""
     if isinstance(fill, ScaleFill):
         return _scales(fill, bits)
     return _ties(fill, bits) if isinstance(fill, TieFill) else _floats(fill, bits)
 
 
-def _scales(fill: ScaleFill, bits: Tensor) -> Tensor:
+def _scales(fill: ScaleFill, bits: Array) -> Array:
     if fill.least == FP32_ONE:
-        return torch.full_like(bits, FP32_ONE)
+        return np.full(bits.shape, FP32_ONE, np.uint32)
     if fill.least & FP32_MANTISSA == 0:
-        return fill.least + (_choices(bits) % 3 << 23)
-    return fill.least + (bits & (SPREAD - 1))
+        return np.uint32(fill.least) + (_choices(bits).astype(np.uint32) % 3 << 23)
+    return np.uint32(fill.least) + (bits.view(np.uint32)[::2] & np.uint32(SPREAD - 1))
 
 
 @lru_cache(maxsize=16)
-def _midpoints(cache_dtype: str, device: torch.device) -> Tensor:
+def _midpoints(cache_dtype: str) -> Array:
     cache = DTYPES[cache_dtype]
-    above = [midpoint(cache, code) for code in range(cache.max_code)]
-    return torch.tensor(above, dtype=torch.float32, device=device)
+    return np.array([midpoint(cache, code) for code in range(cache.max_code)], np.float32)
 
 
-def _ties(fill: TieFill, bits: Tensor) -> Tensor:
-    ties = _midpoints(fill.cache_dtype, bits.device)
-    scale = torch.tensor(DTYPES["fp32"].decode(fill.scale), dtype=torch.float32, device=bits.device)
-    product = ties[_choices(bits) % len(ties)] * scale
-    return encode(torch.where(bits < 0, -product, product), DTYPES[fill.dtype])
+def _ties(fill: TieFill, bits: Array) -> Array:
+    ties = _midpoints(fill.cache_dtype)
+    product = ties[_choices(bits) % len(ties)] * np.float32(DTYPES["fp32"].decode(fill.scale))
+    signed = np.where(bits >> np.uint64(63), -product, product)
+    codes = encode(torch.from_numpy(signed), DTYPES[fill.dtype]).numpy()
+    return codes.astype(f"u{itemsize(fill.dtype)}")
 
 
-def _floats(fill: FloatFill, bits: Tensor) -> Tensor:
+def _floats(fill: FloatFill, bits: Array) -> Array:
     dtype = DTYPES[fill.dtype]
-    exponent = fill.low + _choices(bits) % (fill.high - fill.low + 1)
-    mantissa = bits & ((1 << dtype.mantissa_bits) - 1)
-    codes = (exponent << dtype.mantissa_bits) | mantissa
-    return torch.where(bits < 0, codes | dtype.sign_bit, codes)
+    unsigned = np.dtype(f"u{dtype.itemsize}").type
+    parts = bits.view(unsigned).reshape(len(bits), -1)
+    codes: Array = _choices(bits).astype(unsigned) % unsigned(fill.high - fill.low + 1)
+    codes += unsigned(fill.low)
+    codes <<= unsigned(dtype.mantissa_bits)
+    codes |= parts[:, 0] & unsigned((1 << dtype.mantissa_bits) - 1)
+    codes |= parts[:, -1] & unsigned(dtype.sign_bit)
+    return codes

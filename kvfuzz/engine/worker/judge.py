@@ -17,12 +17,13 @@ from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.held import held
 from kvfuzz.model.target import Quantise
-from kvfuzz.model.verdict import Hazard, Place, PropertyResult, Verdict, Violation
+from kvfuzz.model.verdict import PROPERTY_NAMES, Place, PropertyResult, Verdict, Violation
 from kvfuzz.model.vocabulary import Levels
+from kvfuzz.oracles import table
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, NotChecked, Property, Variant
 from kvfuzz.oracles.stored_bytes import place_of
-from kvfuzz.oracles.table import PROPERTIES
+from kvfuzz.oracles.table import PROPERTIES, TURNS
 
 SLOWEST = 3
 """How many times as long as the longest run so far one more may take: some go by program."""
@@ -75,10 +76,16 @@ class Judge:
         self._quantise = writers[0].info.quantise if writers else Quantise()
 
     def verdict(
-        self, case: Case, *, explain: bool = False, patience_s: float = math.inf
+        self,
+        case: Case,
+        *,
+        in_turn: bool = False,
+        explain: bool = False,
+        patience_s: float = math.inf,
     ) -> Verdict:
-        """The outcome of every property on `case`; `explain` adds whose byte was found, and the
-        digest of a case that passes. What `patience_s` seconds leave no time for is not checked."""
+        """The outcome of every property on `case`; of those that take turns, with `in_turn`, only
+        of a few if none fails. `explain` adds whose byte was found, and the digest of a case that
+        passes. What `patience_s` seconds leave no time for is not checked."""
         self._patience = Patience(patience_s)
         try:
             base, seen = self._run(Variant(case))
@@ -89,13 +96,10 @@ class Judge:
         if base.unsupported:
             return self._undecided(base.unsupported)
         runs = {BASE: base}
-        results: list[PropertyResult] = []
-        hazards: list[Hazard] = []
-        for each in PROPERTIES:
-            results.append(self._result(each, case, runs))
-            if not base.error:
-                hazards += each.hazards(runs)
-        results = self._attributed(results)
+        results = self._attributed(self._results(case, runs, in_turn))
+        hazards = (
+            [] if base.error else [found for each in PROPERTIES for found in each.hazards(runs)]
+        )
         if explain and any(map(_traceable, results)) and not self._patience.spent():
             results = self._with_origins(results, case, base)
         return Verdict(
@@ -140,6 +144,19 @@ class Judge:
         )
         self._patience.noting(started)
         return done
+
+    def _results(self, case: Case, runs: dict[str, Run], in_turn: bool) -> list[PropertyResult]:
+        """What there is to say of each property, in the order of the table."""
+        found = {
+            each.name: self._result(each, case, runs) for each in PROPERTIES if not each.takes_turns
+        }
+        decided = 0
+        for each in table.in_turn(case):
+            if in_turn and decided == TURNS and not any(map(_failed, found.values())):
+                break
+            found[each.name] = self._result(each, case, runs)
+            decided += found[each.name].outcome != "not_checked"
+        return [found[name] for name in PROPERTY_NAMES if name in found]
 
     def _result(self, each: Property, case: Case, runs: dict[str, Run]) -> PropertyResult:
         base = runs[BASE]

@@ -32,8 +32,7 @@ CHUNK = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a lane recorded of one call, as in `Run`; `written` and `read` are None where it records
-    no accesses."""
+    """What a lane recorded of one call, as in `Run`."""
 
     written: dict[str, Tensor] | None = None
     read: dict[str, Tensor] | None = None
