@@ -11,7 +11,7 @@ from kvfuzz.model.layout import Geometry
 from kvfuzz.model.plan import Batch, Sequence
 from kvfuzz.model.tokens import REACH
 from kvfuzz.strategies.choices import Choices, chance, distinct, number, pick
-from kvfuzz.strategies.ids import ALIGNED, Blocks, assigned, ratio_of
+from kvfuzz.strategies.ids import ALIGNED, STEPS, Blocks, assigned, ratio_of
 from kvfuzz.strategies.rows import Row
 
 LONG_SPAN = 20
@@ -24,7 +24,7 @@ NEAR, DEEP = 2, 48
 """Blocks before a run starts: few as a rule, many as in the chunks of a long prompt."""
 WIDE = 64
 """Unused columns of a block table, at most."""
-CACHE_BYTES = 1 << 21
+CACHE_BYTES = 1 << 20
 """Bytes of a cache that is made larger than its batch needs, about."""
 MOST_BLOCKS = 1 << 16
 RARELY = 6
@@ -64,15 +64,23 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def occupancy(
-    choices: Choices, row: Row, page: Geometry, *, side_bytes: int, block_stride: int, writes: bool
+    choices: Choices,
+    row: Row,
+    page: Geometry,
+    *,
+    layers: int,
+    side_bytes: int,
+    block_stride: int,
+    writes: bool,
 ) -> Occupancy:
     """A batch that shows `row`, over a cache whose blocks hold `page`, `block_stride` bytes apart.
 
-    `side_bytes` are those of K, or of V, in one block. A hybrid allocation gives some blocks to
-    Mamba state.
+    `side_bytes` are those of K, or of V, in one block of one of `layers` layers. A hybrid
+    allocation gives some blocks to Mamba state.
     """
     n = page.block_size
-    room = min(CACHE_BYTES // (2 * side_bytes), MOST_BLOCKS)
+    apart = STEPS[ratio_of(row["block_ids"])]
+    room = min(CACHE_BYTES // (2 * side_bytes * layers * apart), MOST_BLOCKS)
     runs = _runs(choices, row, page, room, writes=writes)
     blocks = Blocks(
         row["block_ids"],

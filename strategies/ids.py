@@ -16,6 +16,10 @@ ALIGNED = max(SPLITS)
 """Adding a multiple of this to every id keeps the pattern of a split (12 is a multiple of 4)."""
 
 
+STEPS = {1: 1, 2: 2, 4: 3, 12: 1}
+"""By ratio, how far groups lie apart: those of a lower one begin at no multiple of a higher one."""
+
+
 class Blocks(msgspec.Struct, frozen=True):
     """What is to be numbered: per sequence its untouched blocks and the touched ones after them."""
 
@@ -76,13 +80,13 @@ def _shuffled(ids: list[int]) -> list[int]:
 def _split(choices: Choices, blocks: Blocks) -> Ids:
     """Groups of kernel blocks that begin at multiples of the ratio, as manager blocks do.
 
-    Groups of a lower ratio are chosen so that they begin at no multiple of a higher one. Where the
-    touched blocks of the chosen groups follow each other all the same, groups go downwards.
+    Where the touched blocks of the chosen groups follow each other all the same, groups go
+    downwards.
     """
     ratio = ratio_of(blocks.pattern)
     sizes = [-(-(before + span) // ratio) for before, span in blocks.sequences]
     count = sum(sizes) + blocks.num_states
-    step = {2: 2, 4: 3, 12: 1}[ratio]
+    step = STEPS[ratio]
     drawn = distinct(choices, count, count + -(-blocks.spare // ratio))
     num_groups = step * (count + -(-blocks.spare // ratio) - 1) + (step > 1) + 1
     for order in (drawn, sorted(drawn, reverse=True)):

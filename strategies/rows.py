@@ -13,12 +13,16 @@ import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.axes import AXES, Domain
+from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.rules import RULES, Rule
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies.choices import Choices
 
 Row = dict[str, str]
 """A level for every axis."""
+
+NESTED = ("block_first", "block_head_first")
+"""The nestings of layers that lie side by side in a block: they show with two layers or more."""
 
 OFTEN: dict[str, dict[str, int]] = {
     "order": {"nhd": 2, "hnd": 2, "shuffle": 2},
@@ -39,6 +43,22 @@ OFTEN: dict[str, dict[str, int]] = {
 """How often a level is drawn where that is not once: what addressing bugs need to show (a second
 block, shuffled ids, few heads), and small pages, since cases a second count. Far caches are rare,
 because a bug that shows near is easier to read there."""
+
+
+LARGE_CACHE = 1 << 19
+"""Bytes of a cache from which on cases are costly."""
+FEWEST_BLOCKS = {"split_2": 8, "split_4": 24, "split_12": 24}
+"""Blocks of a cache in use, about, by the pattern of their ids."""
+
+
+def is_costly(row: Row) -> bool:
+    """Whether the cases of a row take several times as long as others: their caches are large, or
+    reach far."""
+    side = int(row["block_size"]) * int(row["num_kv_heads"]) * int(row["head_size"])
+    page = 2 * side * itemsize(row["cache_dtype"])
+    layers = 2 if row["nesting"] in NESTED else 1
+    blocks = FEWEST_BLOCKS.get(row["block_ids"], 4)
+    return row["reach"] != "near" or page * layers * blocks >= LARGE_CACHE
 
 
 _Table = tuple[tuple[int, ...], set[tuple[int, ...]]]

@@ -13,7 +13,7 @@ from kvfuzz.model.scene import VALUES, Scene
 from kvfuzz.model.vocabulary import SCALE_BYTES, x_of
 from kvfuzz.strategies.batches import Occupancy, occupancy, row_gap
 from kvfuzz.strategies.choices import Choices, FromHypothesis, chance, number, pick
-from kvfuzz.strategies.rows import Row, Space, space
+from kvfuzz.strategies.rows import NESTED, Row, Space, space
 from kvfuzz.strategies.scales import scale_pair
 
 MAX_FILL_SEED = (1 << 32) - 1
@@ -46,6 +46,7 @@ def drawn_scene(choices: Choices, within: Space) -> Scene:
         choices,
         row,
         page,
+        layers=count,
         side_bytes=page.block_size * page.num_kv_heads * page.head_size * element,
         block_stride=place(layer, count=count).k.block,
         writes=writes,
@@ -96,7 +97,7 @@ def _layers(choices: Choices, row: Row) -> tuple[int, int]:
 
     Layers that lie side by side show as such where there are two; a huge cache has one otherwise.
     """
-    if row["nesting"] in ("block_first", "block_head_first"):
+    if row["nesting"] in NESTED:
         count = number(choices, 2, MOST_LAYERS)
     elif row["reach"] == "near" and chance(choices, SEVERAL):
         count = number(choices, 1, MOST_LAYERS)

@@ -11,15 +11,17 @@ from typing import Literal
 
 from kvfuzz.model.fill import MASK, mix
 from kvfuzz.strategies.boundaries import boundary_rows
-from kvfuzz.strategies.choices import Choice, Drawn
+from kvfuzz.strategies.choices import Choice, Drawn, chance
 from kvfuzz.strategies.covering import Covering
-from kvfuzz.strategies.rows import Row, Space
+from kvfuzz.strategies.rows import Row, Space, is_costly
 
 Phase = Literal["boundary", "covering", "random"]
 
 KEPT = 512
 """Cases that showed something new and are mutated, the latest."""
 MOST_CHANGES = 3
+COSTLY = 8
+"""One in so many costly cases is kept: others show more in the same time."""
 TRIES = 4
 """Draws for an open combination, until it is taken to be out of reach."""
 
@@ -60,7 +62,16 @@ class Guide:
                 self._tries += 1
                 return self.space.integers(row)
             self.phase = "random"
-        return self._mutated(choices) if self._corpus and choices.integer(0, 1) else ()
+        return self._random(choices)
+
+    def _random(self, choices: Drawn) -> tuple[int, ...]:
+        """The choices of a case near one that showed something new, or of any row."""
+        is_near = bool(self._corpus) and chance(choices, 2)
+        while True:
+            values = self._mutated(choices) if is_near else ()
+            drawn = Drawn(choices.integer(0, MASK), values)
+            if not is_costly(self.space.drawn_row(drawn)) or chance(choices, COSTLY):
+                return values or drawn.values
 
     def _mutated(self, choices: Drawn) -> tuple[int, ...]:
         made = self._corpus[choices.integer(0, len(self._corpus) - 1)]

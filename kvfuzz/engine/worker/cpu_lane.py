@@ -101,7 +101,7 @@ class CheckedCpuLane:
                     call()
             except BaseException as raised:  # sys.exit in a target is no end of the worker
                 error = raised
-            return self._seen(access, error, manner.origins, tuple(use.ops))
+            return self._seen(access, error, manner, tuple(use.ops))
 
     def release(self) -> None:
         """Forget every buffer."""
@@ -125,7 +125,7 @@ class CheckedCpuLane:
         self,
         access: Access,
         error: BaseException | None,
-        origins: bool,
+        manner: Manner,
         torch_ops: tuple[str, ...],
     ) -> Seen:
         launches = tuple(
@@ -135,7 +135,7 @@ class CheckedCpuLane:
         return Seen(
             written=self._marked(access, "write"),
             read=self._marked(access, "read"),
-            read_outside=self._read_outside(access),
+            read_outside=self._read_outside(access) if manner.far else {},
             torch_ops=torch_ops,
             strays=_strays(access),
             launches=launches,
@@ -144,7 +144,7 @@ class CheckedCpuLane:
             crossed=tuple(access.crossed),
             synchronising=tuple(access.synchronising),
             exercised=partial(self._exercised, self._lane.take_watched()),
-            origin_of=self._origin_lookup(access) if origins else None,
+            origin_of=self._origin_lookup(access) if manner.origins else None,
             error=error,
             unsupported=isinstance(error, UnsupportedOp | OutOfAddressesError),
         )

@@ -85,7 +85,7 @@ def execute(
         sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
         guards = {name: broken_guard(lane.guard(name), nbytes) for name, nbytes in sizes.items()}
         broken = {name: at for name, at in guards.items() if at is not None}
-        outside = {name: lane.written_outside(name) for name in sizes}
+        outside = {name: lane.written_outside(name) for name in sizes if manner.far}
     finally:
         lane.release()
     error, refused, unsupported = _classified(seen, [adapter for adapter, _, _ in calls])

@@ -139,7 +139,9 @@ class Judge:
             self.lane,
             self._quantise,
             filled_before={**unchanged, **variant.images},
-            manner=Manner(variant.poison, variant.readers, variant.order, origins),
+            manner=Manner(
+                variant.poison, variant.readers, variant.order, origins, far=base is None
+            ),
             where=self._where,
         )
         self._patience.noting(started)

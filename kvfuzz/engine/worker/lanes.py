@@ -60,13 +60,14 @@ class Manner:
 
     Bytes outside an allocation read as `poison`, `readers` relates reads and writes of different
     programs, `order` says how the programs of a launch follow each other, and `origins` follows
-    every byte.
+    every byte. `far` looks for accesses to bytes of a large buffer that are not held.
     """
 
     poison: int = GUARD_VALUE
     readers: bool = False
     order: Order = "together"
     origins: bool = False
+    far: bool = True
 
 
 class Lane(Protocol):
