@@ -33,8 +33,8 @@ def is_nan(codes: Tensor, dtype: CacheDtype) -> Tensor:
 
 def decode(codes: Tensor, dtype: CacheDtype) -> Tensor:
     """The fp32 values of `codes`; NaNs become the fp32 quiet NaN."""
-    if dtype.itemsize > 2:
-        return _decoded(codes, dtype)
+    if dtype.itemsize > 2:  # fp32: the code is the number
+        return _as_float(torch.where(is_nan(codes, dtype), dtype.nan_code, codes))
     return _values(dtype.name, codes.device)[codes]
 
 

@@ -45,7 +45,7 @@ block, shuffled ids, few heads), and small pages, since cases a second count. Fa
 because a bug that shows near is easier to read there."""
 
 
-LARGE_CACHE = 1 << 19
+LARGE_CACHE = 1 << 18
 """Bytes of a cache from which on cases are costly."""
 FEWEST_BLOCKS = {"split_2": 8, "split_4": 24, "split_12": 24}
 """Blocks of a cache in use, about, by the pattern of their ids."""

@@ -55,6 +55,8 @@ SIZES = (
     "block_size",
     "head_size",
     "head_size_v",
+    "k_chunk",
+    "v_run",
 )
 """What the kernel is not compiled anew for: strides and sizes, of which each cache has its own."""
 
@@ -97,9 +99,9 @@ def gather_cache_kernel(
     block_size,
     head_size,
     head_size_v,
+    k_chunk,
+    v_run,
     PADDED_HEAD_SIZE: tl.constexpr,
-    K_CHUNK: tl.constexpr,
-    V_RUN: tl.constexpr,
     DEQUANT: tl.constexpr,
 ):
     """One program copies one head of one token. Strides count elements."""
@@ -119,10 +121,10 @@ def gather_cache_kernel(
 
     # Every layout is this one formula: K is split in its dims, V in its tokens, or neither is.
     k_token = block * k_block_stride + token * k_token_stride
-    k_at = k_token + head * k_head_stride + dim // K_CHUNK * k_chunk_stride
-    k_at += dim % K_CHUNK * k_dim_stride
-    v_block = block * v_block_stride + token // V_RUN * v_run_stride
-    v_token = v_block + token % V_RUN * v_token_stride
+    k_at = k_token + head * k_head_stride + dim // k_chunk * k_chunk_stride
+    k_at += dim % k_chunk * k_dim_stride
+    v_block = block * v_block_stride + token // v_run * v_run_stride
+    v_token = v_block + token % v_run * v_token_stride
     v_at = v_token + head * v_head_stride + dim * v_dim_stride
 
     k = tl.load(key_cache_ptr + k_at, mask=inside)
@@ -247,8 +249,8 @@ def gather_cache(
         block_size,
         head_size,
         head_size_v,
+        k_chunk,
+        v_run,
         PADDED_HEAD_SIZE=triton.next_power_of_2(max(head_size, head_size_v)),
-        K_CHUNK=k_chunk,
-        V_RUN=v_run,
         DEQUANT=key_cache.dtype in FP8,
     )

@@ -57,6 +57,8 @@ SIZES = (
     "block_size",
     "head_size",
     "head_size_v",
+    "k_chunk",
+    "v_run",
 )
 """What the kernel is not compiled anew for: strides and sizes, of which each cache has its own."""
 
@@ -106,9 +108,9 @@ def reshape_and_cache_kernel(
     block_size,
     head_size,
     head_size_v,
+    k_chunk,
+    v_run,
     PADDED_HEAD_SIZE: tl.constexpr,
-    K_CHUNK: tl.constexpr,
-    V_RUN: tl.constexpr,
     QUANT: tl.constexpr,
     MAX: tl.constexpr,
 ):
@@ -128,10 +130,10 @@ def reshape_and_cache_kernel(
 
     # Every layout is this one formula: K is split in its dims, V in its tokens, or neither is.
     k_token = block * k_block_stride + token * k_token_stride
-    k_at = k_token + head * k_head_stride + dim // K_CHUNK * k_chunk_stride
-    k_at += dim % K_CHUNK * k_dim_stride
-    v_block = block * v_block_stride + token // V_RUN * v_run_stride
-    v_token = v_block + token % V_RUN * v_token_stride
+    k_at = k_token + head * k_head_stride + dim // k_chunk * k_chunk_stride
+    k_at += dim % k_chunk * k_dim_stride
+    v_block = block * v_block_stride + token // v_run * v_run_stride
+    v_token = v_block + token % v_run * v_token_stride
     v_at = v_token + head * v_head_stride + dim * v_dim_stride
 
     key_at = row * key_row_stride + head * key_head_stride + dim * key_dim_stride
@@ -248,9 +250,9 @@ def reshape_and_cache(
         block_size,
         head_size,
         head_size_v,
+        k_chunk,
+        v_run,
         PADDED_HEAD_SIZE=triton.next_power_of_2(max(head_size, head_size_v)),
-        K_CHUNK=k_chunk,
-        V_RUN=v_run,
         QUANT=key_cache.dtype in FP8_MAX,
         MAX=FP8_MAX.get(key_cache.dtype, 0.0),
     )

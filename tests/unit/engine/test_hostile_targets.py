@@ -103,7 +103,7 @@ def test_a_target_the_lane_cannot_evaluate_is_not_checked_even_in_part(campaign,
         (
             "k = tl.load(key_cache_ptr + k_at, mask=inside)",
             "k = tl.load(key_cache_ptr + k_at, mask=inside)\n"
-            "    if V_RUN == 1:\n"
+            "    if DEQUANT:\n"
             "        tl.inline_asm_elementwise('v_dance $0', '=v', [], tl.int32, False, 1)",
         ),
     )
