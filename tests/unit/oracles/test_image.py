@@ -1,6 +1,9 @@
+import itertools
+
 import pytest
 import torch
 
+from kvfuzz.model.lower import lower
 from kvfuzz.oracles import image
 
 
@@ -46,3 +49,52 @@ def test_same_and_is_any_see_a_single_entry():
     assert not image.same(one, one[:-1])
     assert image.is_any(other != one)
     assert not image.is_any(one != one.clone())
+
+
+def test_same_tells_tensors_of_any_dtype_and_stride_as_torch_does():
+    """A difference counts in any byte of any entry, and where entries do not lie side by side."""
+    for dtype in (torch.uint8, torch.bool, torch.int32, torch.int64):
+        one = torch.zeros(6, 5, dtype=dtype)
+        for at in (0, 17, 29):
+            other = one.clone()
+            other.view(-1)[at] = 1 << 40 if dtype == torch.int64 else 1
+            for mine, theirs in ((one, other), (one.T, other.T), (one.T, other), (one, one.T)):
+                assert image.same(mine, theirs) == torch.equal(mine, theirs)
+            assert image.same(other.T, other.clone().T)
+
+
+def test_elements_are_copied_marked_and_cleared_as_bytes_are():
+    """Aligned elements go as integers, others byte by byte; both leave the same."""
+    generator = torch.Generator().manual_seed(3)
+    source = torch.randint(256, (256,), dtype=torch.uint8, generator=generator)
+    for dtype in ("u8", "fp16", "fp32", "i64"):
+        size = image.itemsize(dtype)
+        for first in (0, 1):
+            start = first + size * torch.tensor([[5, 0], [7, 3]])
+            goal = first + size * torch.tensor([[1, 2], [9, 4]])
+            mine, theirs = torch.zeros(256, dtype=torch.uint8), torch.zeros(256, dtype=torch.uint8)
+            image.copy(source, start, mine, goal, dtype)
+            theirs[image.element_bytes(goal, dtype)] = source[image.element_bytes(start, dtype)]
+            assert torch.equal(mine, theirs)
+            mask = torch.ones(256, dtype=torch.bool)
+            image.mark(mask, goal, dtype, to=False)
+            expected = torch.ones(256, dtype=torch.bool)
+            expected[image.element_bytes(goal, dtype)] = False
+            assert torch.equal(mask, expected)
+
+
+def test_addresses_broadcast_over_the_axes_that_have_a_term(gather_scene):
+    """Every order of axes and split digits, against the scalar definition of a field."""
+    case = lower(gather_scene)
+    for field in case.fields:
+        along = {axis: torch.arange(size) for axis, size in field.extents.items()}
+        shaped = {
+            axis: each.view([-1 if other == axis else 1 for other in along])
+            for axis, each in along.items()
+        }
+        found = image.addresses(field, **shaped).flatten().tolist()
+        expected = [
+            field.byte(dict(zip(along, coordinate, strict=True)))
+            for coordinate in itertools.product(*(range(size) for size in field.extents.values()))
+        ]
+        assert found == expected

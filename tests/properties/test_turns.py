@@ -1,0 +1,101 @@
+"""Properties with runs of their own take turns in a search; a failing case is asked them all."""
+
+import msgspec
+import pytest
+
+from kvfuzz.engine.guide import Guide
+from kvfuzz.engine.hunt import Effort, Hunt
+from kvfuzz.engine.tally import Tally
+from kvfuzz.model.axes import Domain
+from kvfuzz.model.lower import lower
+from kvfuzz.model.verdict import PROPERTY_NAMES, PropertyResult, Verdict, Violation
+from kvfuzz.oracles.table import PROPERTIES, TURNS, in_turn
+from kvfuzz.strategies import drawn_scene, space
+
+TAKING_TURNS = {each.name for each in PROPERTIES if each.takes_turns}
+NARROW = {"reach": ("near",), "block_size": ("4",), "head_size": ("16",)}
+
+
+def _drawn(op, count):
+    guide = Guide(space(op, Domain(allowed=NARROW).narrowed(op)), 5)
+    return [lower(drawn_scene(guide.draw(), guide.space)) for _ in range(count)]
+
+
+def _outcomes(verdict):
+    return {result.name: result.outcome for result in verdict.results}
+
+
+@pytest.mark.parametrize("op", ["gather_cache", "reshape_and_cache"])
+def test_a_case_that_passes_has_a_few_relations_decided_and_everything_else(judge, op):
+    judged, turns = judge(f"builtin:{op}"), set()
+    for case in _drawn(op, 40):
+        asked, whole = judged.verdict(case, in_turn=True), judged.verdict(case)
+        assert _outcomes(asked).items() <= _outcomes(whole).items()
+        assert _outcomes(whole).keys() - _outcomes(asked).keys() <= TAKING_TURNS
+        assert tuple(_outcomes(whole)) == PROPERTY_NAMES
+        decided, possible = (
+            {
+                name
+                for name, outcome in _outcomes(verdict).items()
+                if name in TAKING_TURNS and outcome != "not_checked"
+            }
+            for verdict in (asked, whole)
+        )
+        assert len(decided) == min(TURNS, len(possible))
+        turns |= decided
+    assert turns == TAKING_TURNS
+
+
+def test_each_relation_comes_first_about_as_often_as_the_others():
+    cases = _drawn("gather_cache", 700)
+    first = [in_turn(case)[0].name for case in cases]
+    assert set(first) == TAKING_TURNS
+    assert min(map(first.count, TAKING_TURNS)) > 700 / len(TAKING_TURNS) / 2
+
+
+def test_a_case_that_fails_is_asked_everything(judge, gather_scene):
+    """Whichever property fails first: bytes, or a relation when it has its turn."""
+    judged, case = judge("mutant:hardcoded_block_stride"), lower(gather_scene)
+    assert judged.verdict(case, in_turn=True).results == judged.verdict(case).results
+    judged, seen = judge("mutant:block_zero_is_null"), set()
+    for seed in range(12):
+        case = lower(msgspec.structs.replace(gather_scene, fill_seed=seed))
+        verdict = judged.verdict(case, in_turn=True)
+        seen.add(bool(verdict.failed))
+        if verdict.failed:
+            assert [each.name for each in verdict.failed] == ["block_permutation"]
+            assert tuple(_outcomes(verdict)) == PROPERTY_NAMES
+        else:
+            assert "block_permutation" not in _outcomes(verdict)
+    assert seen == {True, False}
+
+
+class _Runner:
+    """Answers with a failure from the `fails_at`-th case on, and notes who was asked everything."""
+
+    def __init__(self, fails_at):
+        self._left = fails_at
+        self.in_turn = []
+
+    def check(self, case, *, in_turn=False):
+        self.in_turn.append(in_turn)
+        self._left -= 1
+        violation = Violation("wrong") if self._left < 0 else None
+        outcome = "failed" if violation else "passed"
+        return Verdict((PropertyResult("roundtrip", outcome, violation=violation),)), False
+
+
+def test_turns_are_taken_while_searching_and_never_on_the_way_down(gather_scene):
+    runner, case = _Runner(4), lower(gather_scene)
+    hunt = Hunt(
+        runner,
+        Tally(),
+        "gather_cache",
+        Domain(),
+        random_seed=0,
+        effort=Effort(0, 0),
+        progress=lambda phase: None,
+    )
+    for phase in ("seeds", "boundary", "covering", "random", "random", "random"):
+        hunt.attempt(case, {}, phase)
+    assert runner.in_turn == [False, False, True, True, True, False]
