@@ -48,26 +48,25 @@ class Gains:
     """
 
     def __init__(self, combinations: NDArray[np.bool_], held: Iterable[int]) -> None:
-        self._open = combinations
+        self._open = combinations.view(np.uint8)
+        self._third = np.zeros(combinations.shape[1:], np.uint8)
+        """At `[i, j]`: how many levels held complete i and j to an open combination."""
         self.held: list[int] = []
         self.each: NDArray[np.int64] = np.zeros(len(combinations), np.int64)
         for level in held:
             self.add(level)
 
-    def _beside(self, level: int) -> NDArray[np.int64]:
-        """Per level: the open pairs with `level` that one of the others held completes."""
-        pairs: NDArray[np.int64] = self._open[level][self.held].sum(axis=0)
-        return pairs
-
     def add(self, level: int) -> None:
         """Hold one level more."""
-        self.each = self.each + self._beside(level)
+        self.each += self._third[level]
+        self._third += self._open[level]
         self.held.append(level)
 
     def remove(self, level: int) -> None:
         """Hold one level less."""
         self.held.remove(level)
-        self.each = self.each - self._beside(level)
+        self._third -= self._open[level]
+        self.each -= self._third[level]
 
 
 def best_row(
@@ -149,15 +148,17 @@ class _Candidate:
     def _changed(self, axis: int) -> bool:
         """Whether another level of `axis` closes more, and the rules allow it: then take it."""
         first, old = self._first[axis], self.row[axis]
-        self._gains.remove(first + old)
+        # Two levels of one axis complete nothing together, so that the old one may stay meanwhile.
         figures = self._gains.each[first : first + len(self._space.levels[axis])]
+        if figures.max() <= figures[old]:
+            return False
         for level in np.argsort(-figures, kind="stable"):
             if figures[level] <= figures[old]:
                 break
             self.row[axis] = int(level)
             if self._space.allows(self.row, axis):
+                self._gains.remove(first + old)
                 self._gains.add(first + int(level))
                 return True
         self.row[axis] = old
-        self._gains.add(first + old)
         return False
