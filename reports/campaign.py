@@ -2,7 +2,7 @@
 
 from kvfuzz.model.axes import AXES
 from kvfuzz.model.events import Combinations, Started, Summary
-from kvfuzz.model.verdict import Hazard
+from kvfuzz.model.verdict import WAITING, Hazard
 from kvfuzz.reports.kernel_coverage import coverage_lines
 from kvfuzz.reports.text import Pairs, columns, count, seconds
 from kvfuzz.reports.words import ENDED_BY, HAZARDS, where_words
@@ -42,6 +42,7 @@ def summary_lines(summary: Summary, started: Started | None = None) -> list[str]
     if summary.not_checked:
         lines += ["", "  not checked, of " + count(checked, "case")]
         lines += columns(_reason_rows(summary), indent=4)
+        lines += columns(_turn_rows(summary), indent=4)
     if summary.hazards:
         lines += ["", "  hazards (no influence on any result)"]
         lines += columns(_hazard_rows(summary.hazards), indent=4)
@@ -90,11 +91,28 @@ def _folded(passed: dict[str, int]) -> list[str]:
 def _reason_rows(summary: Summary) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, reasons in summary.not_checked.items():
-        ordered = sorted(reasons.items(), key=lambda item: -item[1])
+        ordered = sorted(_without_turns(reasons).items(), key=lambda item: -item[1])
         for index, (reason, cases) in enumerate(ordered[:MOST_REASONS]):
             rows.append((name if not index else "", f"{cases:,}", reason))
         if rest := ordered[MOST_REASONS:]:
             rows.append(("", f"{sum(cases for _, cases in rest):,}", "other reasons"))
+    return rows
+
+
+def _without_turns(reasons: dict[str, int]) -> dict[str, int]:
+    return {reason: cases for reason, cases in reasons.items() if reason != WAITING}
+
+
+def _turn_rows(summary: Summary) -> Pairs:
+    """What was asked of some cases, in turns; in a row of its own what none of them decided."""
+    waited = [name for name, reasons in summary.not_checked.items() if WAITING in reasons]
+    never = [name for name in waited if name not in summary.passed and name not in summary.failed]
+    some = [name for name in waited if name not in never]
+    rows: Pairs = []
+    if some:
+        rows.append(("in turns", f"each asked of some cases only: {', '.join(some)}"))
+    if never:
+        rows.append(("never", f"no case decided: {', '.join(never)}"))
     return rows
 
 
@@ -132,6 +150,7 @@ def one_line(summary: Summary) -> str:
     if never:
         parts.append(f"never checked: {', '.join(never)}")
     for name in partly:
-        cases = sum(summary.not_checked[name].values())
-        parts.append(f"{name} not checked in {cases:,} of {count(summary.cases, 'case')}")
+        cases = sum(_without_turns(summary.not_checked[name]).values())
+        if cases:
+            parts.append(f"{name} not checked in {cases:,} of {count(summary.cases, 'case')}")
     return "; ".join(parts)

@@ -50,6 +50,9 @@ RELATIONS = (
 )
 """Properties that relate runs or accesses: where bytes are wrong, they say nothing more."""
 
+WAITING = "other properties had their turn"
+"""Why a search did not check one that takes turns (`kvfuzz.oracles.table`)."""
+
 Outcome = Literal["passed", "failed", "not_checked"]
 
 

@@ -17,7 +17,14 @@ from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.held import held
 from kvfuzz.model.target import Quantise
-from kvfuzz.model.verdict import PROPERTY_NAMES, Place, PropertyResult, Verdict, Violation
+from kvfuzz.model.verdict import (
+    PROPERTY_NAMES,
+    WAITING,
+    Place,
+    PropertyResult,
+    Verdict,
+    Violation,
+)
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.oracles import table
 from kvfuzz.oracles.observation import Run
@@ -155,10 +162,11 @@ class Judge:
         decided = 0
         for each in table.in_turn(case):
             if in_turn and decided == TURNS and not any(map(_failed, found.values())):
-                break
-            found[each.name] = self._result(each, case, runs)
-            decided += found[each.name].outcome != "not_checked"
-        return [found[name] for name in PROPERTY_NAMES if name in found]
+                found[each.name] = PropertyResult(each.name, "not_checked", WAITING)
+            else:
+                found[each.name] = self._result(each, case, runs)
+                decided += found[each.name].outcome != "not_checked"
+        return [found[name] for name in PROPERTY_NAMES]
 
     def _result(self, each: Property, case: Case, runs: dict[str, Run]) -> PropertyResult:
         base = runs[BASE]

@@ -7,6 +7,7 @@ import pytest
 
 from kvfuzz.errors import InfrastructureError, UsageError
 from kvfuzz.model.events import Progress
+from kvfuzz.model.verdict import WAITING
 from kvfuzz.reports.campaign import header_lines, one_line, summary_lines
 from kvfuzz.reports.console import ConsoleReport
 from kvfuzz.reports.events_log import NAME, EventsLog, read_events
@@ -25,6 +26,23 @@ def test_not_checked_is_never_shown_as_passed(summary):
     assert "bounds" not in passed
     assert "bounds     40  no record" in not_checked
     assert "roundtrip  10  no token is stored" in not_checked
+
+
+def test_properties_that_took_turns_are_told_apart_from_those_that_could_not_be_checked(summary):
+    turns = {
+        "roundtrip": {"no token is stored": 3, WAITING: 20},
+        "determinism": {WAITING: 25},
+        "size1_stride": {"no dimension has size 1": 5, WAITING: 35},
+    }
+    passed = {"crash": 40, "roundtrip": 17, "determinism": 15}
+    took = msgspec.structs.replace(summary, not_checked=turns, passed=passed)
+    lines = [line.strip() for line in summary_lines(took)]
+    assert "in turns  each asked of some cases only: roundtrip, determinism" in lines
+    assert "never     no case decided: size1_stride" in lines
+    assert not [line for line in lines if WAITING in line]
+    assert "never checked: size1_stride" in one_line(took)
+    assert "roundtrip not checked in 3 of 40 cases" in one_line(took)
+    assert "determinism" not in one_line(took)
 
 
 def test_hazards_stand_under_their_own_heading(summary):
