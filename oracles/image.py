@@ -7,6 +7,7 @@ since of the small images of most cases the cost of a call is most of what there
 """
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,9 @@ def addresses(field: Field, **coordinates: Tensor) -> Tensor:
         along[term.axis] = along[term.axis] + part if term.axis in along else part
     # An axis at a time, the longest last, so that one sum alone is as large as the result.
     result: Any = field.base
-    for part in sorted(along.values(), key=_count):
+    for part in sorted(along.values(), key=lambda part: math.prod(part.shape)):
         result = part + result
     return torch.from_numpy(np.asarray(result)) if is_host else torch.as_tensor(result).to(device)
-
-
-def _count(part: Any) -> int:
-    return int(part.size if isinstance(part, np.ndarray) else part.numel())
 
 
 def element_bytes(at: Tensor, dtype: str) -> Tensor:

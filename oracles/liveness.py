@@ -129,15 +129,17 @@ def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def dead_among(case: Case, marked: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By buffer that has dead bytes, those of them that are `marked`; bool per held byte."""
     names = {
-        buffer: step
+        buffer
         for step in case.steps
         for buffer in (
             *(case.bound_field(step, each).buffer for each in (*CACHES, *ACTIVATIONS)),
             *(case.bound_buffer(step, each) for each in step.tensors if each == "block_table"),
         )
     }
-    dead = {name: marked[name].clone() for name in names if name in marked}
-    device = next((each.device for each in dead.values()), torch.device("cpu"))
+    dead = {name: each.clone() for name, each in marked.items() if name in names}
+    if not dead:
+        return dead
+    device = next(iter(dead.values())).device
     for step in case.steps:
         for elements in read_elements(case, step, device):
             if elements.field.buffer in dead:

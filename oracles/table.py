@@ -4,6 +4,10 @@ A relation runs the target again, so that asking all of them of each case takes 
 as the case alone, and nearly all bugs show in that one. A search has more of other cases.
 """
 
+import zlib
+
+import msgspec
+
 from kvfuzz.model.case import Case
 from kvfuzz.model.fill import word
 from kvfuzz.oracles import (
@@ -92,11 +96,15 @@ PROPERTIES: tuple[Property, ...] = (
     ),
 )
 
+ALL_TURNS = tuple(each for each in PROPERTIES if each.takes_turns)
 TURNS = 2
 """How many properties that take turns a search has decided of each case, where so many apply."""
 
 
 def in_turn(case: Case) -> list[Property]:
-    """The properties that take turns, those whose turn it is with `case` first."""
-    waiting = [each for each in PROPERTIES if each.takes_turns]
-    return sorted(waiting, key=lambda each: word(case.scene.fill_seed, each.name, 0))
+    """The properties that take turns, those whose turn it is with `case` first.
+
+    Any change to a scene gives others their turn: cases near each other often share a fill seed.
+    """
+    seed = zlib.crc32(msgspec.msgpack.encode(case.scene))
+    return sorted(ALL_TURNS, key=lambda each: word(seed, each.name, 0))

@@ -24,7 +24,7 @@ NEAR, DEEP = 2, 48
 """Blocks before a run starts: few as a rule, many as in the chunks of a long prompt."""
 WIDE = 64
 """Unused columns of a block table, at most."""
-CACHE_BYTES = 1 << 19
+CACHE_BYTES = 1 << 21
 """Bytes of a cache that is made larger than its batch needs, about."""
 MOST_BLOCKS = 1 << 16
 RARELY = 6

@@ -67,11 +67,12 @@ class Guide:
     def _random(self, choices: Drawn) -> tuple[int, ...]:
         """The choices of a case near one that showed something new, or of any row."""
         is_near = bool(self._corpus) and chance(choices, 2)
-        while True:
+        for _ in range(COSTLY):  # a narrow space may have no other rows
             values = self._mutated(choices) if is_near else ()
             drawn = Drawn(choices.integer(0, MASK), values)
             if not is_costly(self.space.drawn_row(drawn)) or chance(choices, COSTLY):
-                return values or drawn.values
+                break
+        return values or drawn.values
 
     def _mutated(self, choices: Drawn) -> tuple[int, ...]:
         made = self._corpus[choices.integer(0, len(self._corpus) - 1)]

@@ -6,8 +6,10 @@ import pytest
 from kvfuzz.engine.guide import Guide
 from kvfuzz.engine.hunt import Effort, Hunt
 from kvfuzz.engine.tally import Tally
+from kvfuzz.engine.worker.judge import Patience
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.lower import lower
+from kvfuzz.model.plan import Sequence
 from kvfuzz.model.verdict import WAITING, PropertyResult, Verdict, Violation
 from kvfuzz.oracles.table import PROPERTIES, TURNS, in_turn
 from kvfuzz.strategies import drawn_scene, space
@@ -70,6 +72,28 @@ def test_a_case_that_fails_is_asked_everything(judge, gather_scene):
         else:
             assert ("block_permutation", WAITING) in [(r.name, r.reason) for r in verdict.results]
     assert seen == {True, False}
+
+
+def test_what_time_is_left_for_does_not_depend_on_whose_turn_it_is(
+    judge, gather_scene, monkeypatch
+):
+    """All are asked in one order, so that the same ones are left out whatever the scene."""
+    judged, left_out = judge("builtin:gather_cache"), set()
+    for seed in range(6):
+        runs = iter(["", ""])
+        monkeypatch.setattr(Patience, "spent", lambda self, runs=runs: next(runs, "too long"))
+        verdict = judged.verdict(lower(msgspec.structs.replace(gather_scene, fill_seed=seed)))
+        left_out.add(tuple(each.name for each in verdict.results if each.reason == "too long"))
+    (names,) = left_out
+    assert len(names) >= 2
+
+
+def test_a_change_of_any_part_of_a_scene_may_change_whose_turn_it_is(gather_scene, scene_with):
+    def first(**changes):
+        return in_turn(lower(scene_with(gather_scene, **changes)))[0].name
+
+    assert len({first(sequences=(Sequence((3, 1), 13, n),)) for n in range(1, 15)}) > 2
+    assert len({first(fill_seed=seed) for seed in range(20)}) > 3
 
 
 class _Runner:

@@ -130,7 +130,8 @@ def _midpoints(cache_dtype: str) -> Array:
 
 def _ties(fill: TieFill, bits: Array) -> Array:
     ties = _midpoints(fill.cache_dtype)
-    product = ties[_choices(bits) % len(ties)] * np.float32(DTYPES["fp32"].decode(fill.scale))
+    with np.errstate(over="ignore"):
+        product = ties[_choices(bits) % len(ties)] * np.float32(DTYPES["fp32"].decode(fill.scale))
     signed = np.where(bits >> np.uint64(63), -product, product)
     codes = encode(torch.from_numpy(signed), DTYPES[fill.dtype]).numpy()
     return codes.astype(f"u{itemsize(fill.dtype)}")
@@ -139,9 +140,9 @@ def _ties(fill: TieFill, bits: Array) -> Array:
 def _floats(fill: FloatFill, bits: Array) -> Array:
     dtype = DTYPES[fill.dtype]
     unsigned = np.dtype(f"u{dtype.itemsize}").type
-    parts = bits.view(unsigned).reshape(len(bits), -1)
-    codes: Array = _choices(bits).astype(unsigned) % unsigned(fill.high - fill.low + 1)
-    codes += unsigned(fill.low)
+    parts = bits.view(unsigned).reshape(-1, bits.itemsize // dtype.itemsize)
+    exponents = _choices(bits) % np.uint16(fill.high - fill.low + 1) + np.uint16(fill.low)
+    codes: Array = exponents.astype(unsigned)
     codes <<= unsigned(dtype.mantissa_bits)
     codes |= parts[:, 0] & unsigned((1 << dtype.mantissa_bits) - 1)
     codes |= parts[:, -1] & unsigned(dtype.sign_bit)

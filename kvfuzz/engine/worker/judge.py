@@ -155,12 +155,14 @@ class Judge:
         return done
 
     def _results(self, case: Case, runs: dict[str, Run], in_turn: bool) -> list[PropertyResult]:
-        """What there is to say of each property, in the order of the table."""
+        """What there is to say of each property, in the order of the table; they are asked in it,
+        too, but for turns, so that what there is patience for does not depend on whose turn it is.
+        """
         found = {
             each.name: self._result(each, case, runs) for each in PROPERTIES if not each.takes_turns
         }
         decided = 0
-        for each in table.in_turn(case):
+        for each in table.in_turn(case) if in_turn else table.ALL_TURNS:
             if in_turn and decided == TURNS and not any(map(_failed, found.values())):
                 found[each.name] = PropertyResult(each.name, "not_checked", WAITING)
             else:

@@ -26,6 +26,8 @@ from kvfuzz.oracles.properties import Order
 GUARD_BYTES = 4096
 """Guard zone on each side of an allocation, where writes of unchecked code would land."""
 GUARD_VALUE = 0xA5
+KEPT_ON_DEVICE = 1 << 30
+"""Bytes of the device that a worker keeps between cases, at most."""
 CHUNK = 1 << 30
 """Bytes of a large buffer that are searched at once."""
 
@@ -178,7 +180,9 @@ class GpuLane:
         return Seen()
 
     def rest(self) -> None:
-        """Nothing: torch keeps the device's memory for the next case."""
+        """Give back what a far cache took: torch keeps it, and another worker has no room then."""
+        if torch.cuda.memory_reserved() > KEPT_ON_DEVICE:
+            torch.cuda.empty_cache()
 
     def _leave_if_lost(self, error: BaseException) -> None:
         """End the process where the device answers no more: nothing can be judged in it again."""

@@ -237,11 +237,11 @@ def test_a_worker_lost_for_good_keeps_what_was_found(campaign, monkeypatch, afte
 
     honest, calls = Worker.check, []
 
-    def lost(self, case, *, explain=False):
+    def lost(self, case, *, explain=False, **manner):
         calls.append(explain)
         if (True in calls[:-1]) == after_a_finding and len(calls) > 1:
             raise InfrastructureError("the device is gone")
-        return honest(self, case, explain=explain)
+        return honest(self, case, explain=explain, **manner)
 
     monkeypatch.setattr(Worker, "check", lost)
     if after_a_finding:

@@ -4,6 +4,8 @@ from kvfuzz.engine.guide import Guide
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.lower import lower
 from kvfuzz.strategies import drawn_scene, space
+from kvfuzz.strategies.choices import Drawn
+from kvfuzz.strategies.rows import is_costly
 
 DOMAIN = Domain(
     allowed={"cache_dtype": ("bf16",), "block_size": ("4", "16"), "head_size": ("8", "80")}
@@ -62,3 +64,30 @@ def test_what_is_never_learnt_is_asked_for_a_few_times_and_then_given_up():
     draws(guide, 100, learn=False)
     assert guide.phase == "covering"
     assert guide.covering.given_up > 10
+
+
+def _costly(guide, count):
+    """How many of the next random cases are costly."""
+    while guide.phase != "random":
+        guide.draw()
+    return sum(is_costly(guide.space.drawn_row(guide.draw())) for _ in range(count))
+
+
+def _at_random(domain):
+    """A guide whose boundary and covering rows are over."""
+    guide = Guide(space("gather_cache", domain.narrowed("gather_cache")), 3)
+    guide._boundary = iter(())
+    guide.covering.next_row = lambda: None
+    return guide
+
+
+def test_costly_rows_are_drawn_again_most_times_and_stay_possible():
+    within, count = space("gather_cache", Domain().narrowed("gather_cache")), 1500
+    unfiltered = sum(is_costly(within.drawn_row(Drawn(seed))) for seed in range(count))
+    assert unfiltered > count / 5
+    assert unfiltered / 20 < _costly(_at_random(Domain()), count) < unfiltered / 3
+
+
+def test_where_every_row_is_costly_they_are_drawn_all_the_same():
+    far = Domain(allowed={"reach": ("past_2g_bytes",), "block_size": ("16",)})
+    assert _costly(_at_random(far), 20) == 20

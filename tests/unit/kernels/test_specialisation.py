@@ -1,9 +1,12 @@
 """Our kernels are compiled for types and for padded head sizes, and for nothing else."""
 
+import itertools
+
 import pytest
 from triton.runtime.jit import JITFunction
 
 from kvfuzz.engine.worker.execute import execute
+from kvfuzz.kernels.builtin import gather_cache, reshape_and_cache
 from kvfuzz.kernels.resolve import resolve
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
@@ -14,6 +17,10 @@ GEOMETRIES = [
     Geometry(num_blocks=9, block_size=32, num_kv_heads=1, head_size=128),
     Geometry(num_blocks=40, block_size=16, num_kv_heads=1, head_size=96, head_size_v=72),
 ]
+
+
+ORDERS = ("nhd", "hnd", "shuffle", "x_packed", "x_packed_v")
+LAYOUTS = ("kv_first", "blocks_first")
 
 
 @pytest.mark.parametrize("op", ["gather_cache", "reshape_and_cache"])
@@ -31,13 +38,28 @@ def test_sizes_strides_and_orders_share_a_compilation(
     scene = gather_scene if op == "gather_cache" else write_scene
     adapters = {"target": resolve(TargetSpec(f"builtin:{op}"))}
     ran = 0
-    for geometry in GEOMETRIES:
-        for order in ("nhd", "hnd", "shuffle", "x_packed", "x_packed_v"):
-            for layout in ("kv_first", "blocks_first"):
-                case = lower(scene_with(scene, geometry=geometry, order=order, layout=layout))
-                run, _ = execute(case, adapters, cpu_lane, Quantise())
-                assert not run.error
-                assert not run.missed
-                ran += 1
+    for geometry, order, layout in itertools.product(GEOMETRIES, ORDERS, LAYOUTS):
+        case = lower(scene_with(scene, geometry=geometry, order=order, layout=layout))
+        run, _ = execute(case, adapters, cpu_lane, Quantise())
+        assert not run.error
+        assert not run.missed
+        ran += 1
     assert ran == 30
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sizes"),
+    [
+        (gather_cache.gather_cache_kernel, gather_cache.SIZES),
+        (reshape_and_cache.reshape_and_cache_kernel, reshape_and_cache.SIZES),
+    ],
+)
+def test_no_argument_is_specialised_on_but_pointers(kernel, sizes):
+    plain = [
+        each.name
+        for each in kernel.params
+        if not each.is_constexpr and not each.name.endswith("_ptr")
+    ]
+    assert plain == list(sizes)
+    assert all(each.do_not_specialize for each in kernel.params if each.name in sizes)

@@ -98,3 +98,12 @@ def test_addresses_broadcast_over_the_axes_that_have_a_term(gather_scene):
             for coordinate in itertools.product(*(range(size) for size in field.extents.values()))
         ]
         assert found == expected
+
+
+def test_addresses_take_single_coordinates(gather_scene):
+    field = lower(gather_scene).field("k")
+    at = {axis: torch.tensor(size - 1) for axis, size in field.extents.items()}
+    last = field.byte({axis: size - 1 for axis, size in field.extents.items()})
+    assert image.addresses(field, **at).tolist() == last
+    at["dim"] = torch.arange(2)
+    assert image.addresses(field, **at).shape == (2,)
