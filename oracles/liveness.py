@@ -8,7 +8,7 @@ stale entries, whatever an output held before. All bytes of other buffers are li
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,25 +45,26 @@ def rows_of(case: Case, step: Step, device: torch.device) -> Tensor:
 
 def read_elements(case: Case, step: Step, device: torch.device) -> list[Elements]:
     """What a step reads of the buffers that have dead bytes, token by token."""
-    cached = cache_elements(case, step, device)
+    beside = [parameter for parameter in step.fields if parameter not in CACHES]
     if step.op == "gather_cache":
-        return cached
-    beside = [elements for elements in cached if elements.parameter not in CACHES]
-    return beside + row_elements(case, step, rows_of(case, step, device))
+        return cache_elements(case, step, device, (*CACHES, *beside))
+    rows = rows_of(case, step, device)
+    return cache_elements(case, step, device, beside) + row_elements(case, step, rows)
 
 
 def written_elements(case: Case, step: Step, device: torch.device) -> list[Elements]:
     """What a step writes, token by token: of K, or key, and of V, or value."""
     if step.op == "gather_cache":
         return row_elements(case, step, rows_of(case, step, device))
-    cached = cache_elements(case, step, device)
-    return [elements for elements in cached if elements.parameter in CACHES]
+    return cache_elements(case, step, device, CACHES)
 
 
-def cache_elements(case: Case, step: Step, device: torch.device) -> list[Elements]:
-    """The elements of a step's slots in K, in V, and in whatever else it finds by the slot."""
+def cache_elements(
+    case: Case, step: Step, device: torch.device, parameters: Sequence[str]
+) -> list[Elements]:
+    """The elements of a step's slots in those of K, V, and what else is found by the slot."""
     slots, found = slots_of(case, step, device), []
-    for parameter in step.fields:
+    for parameter in parameters:
         field = case.bound_field(step, parameter)
         if "block" in field.extents:
             n = case.bound_field(step, CACHES[0]).extents["token"]
@@ -123,11 +124,16 @@ def used_entries(case: Case, step: Step) -> list[list[bool]]:
 def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By buffer that has dead bytes, the live ones; bool per held byte, as in `images`."""
     every = {name: torch.ones_like(each, dtype=torch.bool) for name, each in images.items()}
-    return {name: ~dead for name, dead in dead_among(case, every).items()}
+    device = next(iter(images.values())).device
+    reads = [each for step in case.steps for each in read_elements(case, step, device)]
+    return {name: ~dead for name, dead in dead_among(case, every, reads).items()}
 
 
-def dead_among(case: Case, marked: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By buffer that has dead bytes, those of them that are `marked`; bool per held byte."""
+def dead_among(
+    case: Case, marked: Mapping[str, Tensor], reads: Iterable[Elements]
+) -> dict[str, Tensor]:
+    """By buffer that has dead bytes, those of them that are `marked`; bool per held byte. `reads`
+    is what the steps read of such buffers."""
     names = {
         buffer
         for step in case.steps
@@ -137,17 +143,14 @@ def dead_among(case: Case, marked: Mapping[str, Tensor]) -> dict[str, Tensor]:
         )
     }
     dead = {name: each.clone() for name, each in marked.items() if name in names}
-    if not dead:
-        return dead
-    device = next(iter(dead.values())).device
+    for elements in reads:
+        if elements.field.buffer in dead:
+            image.mark(dead[elements.field.buffer], elements.at, elements.field.dtype, to=False)
     for step in case.steps:
-        for elements in read_elements(case, step, device):
-            if elements.field.buffer in dead:
-                image.mark(dead[elements.field.buffer], elements.at, elements.field.dtype, to=False)
         if (
             "block_table" in step.tensors
             and (table := dead.get(case.bound_buffer(step, "block_table"))) is not None
         ):
-            used = torch.tensor(used_entries(case, step), device=device).flatten()
+            used = torch.tensor(used_entries(case, step), device=table.device).flatten()
             table &= ~used.repeat_interleave(table.numel() // used.numel())
     return dead

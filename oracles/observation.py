@@ -141,7 +141,7 @@ class Run:
     @cached_property
     def dead_reads(self) -> dict[str, Tensor]:
         """By buffer: the dead bytes that were read, where some were and reads are recorded."""
-        found = dead_among(self.case, self.read or {})
+        found = dead_among(self.case, self.read, self.reads) if self.read else {}
         return {name: mask for name, mask in found.items() if image.is_any(mask)}
 
     @property
@@ -151,8 +151,9 @@ class Run:
 
     @cached_property
     def reads(self) -> list[Elements]:
-        """What the first step reads of the buffers that have dead bytes."""
-        return read_elements(self.case, self.case.steps[0], self.device)
+        """What the steps read of the buffers that have dead bytes."""
+        case = self.case
+        return [each for step in case.steps for each in read_elements(case, step, self.device)]
 
     @cached_property
     def writes(self) -> list[Elements]:

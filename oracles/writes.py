@@ -9,6 +9,7 @@ from torch import Tensor
 from kvfuzz.model.case import Case, Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.layout import Field
+from kvfuzz.model.steps import CACHES
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import decode, encode
@@ -31,7 +32,10 @@ class Stored:
 def scales_at(
     case: Case, step: Step, name: str, images: Mapping[str, Tensor], **coordinates: Tensor
 ) -> Tensor:
-    """The scale `name` of the element at each coordinate, fp32; broadcasts with the coordinates."""
+    """The scale `name` of the element at each coordinate, fp32; broadcasts with the coordinates.
+    What is not fp8 has none, and no memory is read for it: 1."""
+    if not DTYPES[case.bound_field(step, CACHES[0]).dtype].is_fp8:
+        return torch.ones((), device=next(iter(images.values())).device)
     field = case.bound_field(step, name)
     at = image.positions(case, field, **coordinates)
     codes = image.read(images[field.buffer], at, field.dtype)

@@ -37,7 +37,8 @@ EVERYTHING = Domain()
 def view(buffer: Tensor, of: TensorView) -> Tensor:
     """The tensor that `of` describes over the uint8 `buffer`."""
     element = itemsize(of.dtype)
-    whole = buffer[: buffer.numel() // element * element].view(TORCH_DTYPES[of.dtype])
+    rest = buffer.numel() % element
+    whole = (buffer[:-rest] if rest else buffer).view(TORCH_DTYPES[of.dtype])
     strides = [stride // element for stride in of.strides]
     return whole.as_strided(of.shape, strides, whole.storage_offset() + of.offset // element)
 
