@@ -86,7 +86,7 @@ def occupancy(
         row["block_ids"],
         tuple((run.skipped, run.span) for run in runs),
         num_states=number(choices, 1, 2) if row["layout"] == "hybrid" else 0,
-        spare=_rarely(choices, 2, max(2, room - sum(run.num_blocks for run in runs))),
+        spare=_rarely(choices, 2, max(2, room // 2 - sum(run.num_blocks for run in runs))),
     )
     first = _first_block(choices, row["reach"], page, side_bytes, block_stride)
     ids = assigned(choices, blocks)

@@ -80,7 +80,7 @@ def boundary_rows(within: Space, choices: Choices) -> Iterator[Row]:
 
 def _drawn(within: Space, choices: Choices, row: list[int], possible: tuple[int, ...]) -> list[int]:
     """The levels of the next axis in a drawn order, those that are drawn often mostly first."""
-    weights = within.weights(len(row), possible)
+    _, weights = within.options(row)
     drawn = [
         -max(number(choices, 0, 1 << 16) for _ in range(min(weight, MOST_WEIGHT)))
         for weight in weights

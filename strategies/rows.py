@@ -90,7 +90,7 @@ class Space:
         ]
         self._relevant = [self._earlier_axes_that_matter(at) for at in range(len(AXES))]
         self._completes: dict[tuple[int, ...], bool] = {}
-        self._possible: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._possible: dict[tuple[int, ...], tuple[tuple[int, ...], list[int]]] = {}
         if not self.possible(()):
             narrowed = ", ".join(
                 f"{axis}={'|'.join(levels)}"
@@ -120,15 +120,23 @@ class Space:
 
         `row` holds the indices of the levels of the axes before it.
         """
+        return self.options(row)[0]
+
+    def options(self, row: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
+        """The possible levels of the next axis, and how often each is drawn."""
         at = len(row)
         key = (at, *[row[axis] for axis in self._relevant[at]])
-        if key not in self._possible:
-            self._possible[key] = tuple(
+        known = self._possible.get(key)
+        if known is None:
+            possible = tuple(
                 level
                 for level in range(len(self.levels[at]))
                 if self._fits((*row, level)) and self._can_complete((*row, level))
             )
-        return self._possible[key]
+            often = OFTEN.get(self.axes[at], {})
+            weights = [often.get(self.levels[at][level], 1) for level in possible]
+            known = self._possible[key] = (possible, weights)
+        return known
 
     def allows(self, row: Sequence[int], at: int) -> bool:
         """Whether a whole row keeps every rule that is about axis `at`."""
@@ -223,30 +231,24 @@ class Space:
         """The choices by which `drawn_row` draws `row`. Raises ValueError for what is no row."""
         indices: list[int] = []
         integers = []
-        for at, (axis, levels) in enumerate(zip(self.axes, self.levels, strict=True)):
-            possible = self.possible(indices)
+        for axis, levels in zip(self.axes, self.levels, strict=True):
+            possible, weights = self.options(indices)
             level = levels.index(row[axis]) if row[axis] in levels else -1
             if level not in possible:
                 raise ValueError(f"{axis}={row[axis]} does not go with the levels before it")
             if len(possible) > 1:
-                integers.append(sum(self.weights(at, possible)[: possible.index(level)]))
+                integers.append(sum(weights[: possible.index(level)]))
             indices.append(level)
         return tuple(integers)
-
-    def weights(self, at: int, possible: tuple[int, ...]) -> list[int]:
-        """How often each possible level of axis `at` is drawn."""
-        often = OFTEN.get(self.axes[at], {})
-        return [often.get(self.levels[at][level], 1) for level in possible]
 
     def drawn_row(self, choices: Choices) -> Row:
         """A row; the plainest level of each axis comes first."""
         row: list[int] = []
-        for at in range(len(self.axes)):
-            possible = self.possible(row)
+        for _ in self.axes:
+            possible, weights = self.options(row)
             if len(possible) == 1:
                 row.append(possible[0])
                 continue
-            weights = self.weights(at, possible)
             rest = choices.integer(0, sum(weights) - 1)
             for level, weight in zip(possible, weights, strict=True):
                 rest -= weight
