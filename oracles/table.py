@@ -1,7 +1,7 @@
 """All properties, in the order of `kvfuzz.model.verdict.PROPERTY_NAMES`, and whose turn it is.
 
-A relation runs the target again, so that asking all of them of each case takes five times as long
-as the case alone, and nearly all bugs show in that one. A search has more of other cases.
+A relation runs the target again: asking all of them takes about five times as long as the case
+alone, in which nearly all bugs show. A search has more of other cases.
 """
 
 import zlib

@@ -26,7 +26,8 @@ WIDE = 64
 """Unused columns of a block table, at most."""
 CACHE_BYTES = 1 << 21
 """Bytes of a cache that is made larger than its batch needs, about."""
-MOST_BLOCKS = 1 << 16
+MOST_SPARE = 1 << 16
+"""Blocks that nobody owns, at most: ids past 2**15, as far as 2**16, show where pages are tiny."""
 RARELY = 6
 CLOSE = 8
 """Tokens from the edge of a block within which most runs begin and end."""
@@ -80,13 +81,13 @@ def occupancy(
     """
     n = page.block_size
     apart = STEPS[ratio_of(row["block_ids"])]
-    room = min(CACHE_BYTES // (2 * side_bytes * layers * apart), MOST_BLOCKS)
+    room = CACHE_BYTES // (2 * side_bytes * layers * apart)
     runs = _runs(choices, row, page, room, writes=writes)
     blocks = Blocks(
         row["block_ids"],
         tuple((run.skipped, run.span) for run in runs),
         num_states=number(choices, 1, 2) if row["layout"] == "hybrid" else 0,
-        spare=_rarely(choices, 2, max(2, room // 2 - sum(run.num_blocks for run in runs))),
+        spare=_rarely(choices, 2, min(max(2, room // 2), MOST_SPARE)),
     )
     first = _first_block(choices, row["reach"], page, side_bytes, block_stride)
     ids = assigned(choices, blocks)

@@ -116,3 +116,16 @@ def test_a_domain_that_leaves_nothing_is_refused_by_its_levels():
     domain = Domain(allowed={"cache_dtype": ("fp32",), "model_dtype": ("bf16",)})
     with pytest.raises(UsageError, match=r"no case shows .*cache_dtype=fp32, model_dtype=bf16"):
         space("gather_cache", domain)
+
+
+def test_ids_past_15_bits_are_drawn_where_pages_are_tiny_and_large_pages_start_deep():
+    tiny = {"block_size": ("1",), "num_kv_heads": ("1",), "head_size": ("8",)}
+    near = {"reach": ("near",), "nesting": ("layer_first",), "block_ids": ("shuffled",)}
+    within = Domain(allowed={**tiny, **near, "cache_dtype": ("e4m3fn",)}).narrowed("gather_cache")
+    ids = [max(scene.batch.sequences[0].block_ids) for scene in drawn("gather_cache", within, 300)]
+    assert 1 << 15 < max(ids) < (1 << 16) + 100
+    large = {"block_size": ("16",), "num_kv_heads": ("8",), "head_size": ("128",)}
+    within = Domain(allowed={**large, **near, "cache_dtype": ("bf16",)}).narrowed("gather_cache")
+    scenes = drawn("gather_cache", within, 300)
+    assert max(scene.batch.sequences[0].start // 16 for scene in scenes) >= 7
+    assert max(lower(scene).nbytes for scene in scenes) < 8 << 20
