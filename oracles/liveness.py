@@ -134,23 +134,22 @@ def dead_among(
 ) -> dict[str, Tensor]:
     """By buffer that has dead bytes, those of them that are `marked`; bool per held byte. `reads`
     is what the steps read of such buffers."""
-    names = {
-        buffer
+    fields = {
+        case.bound_field(step, parameter).buffer
         for step in case.steps
-        for buffer in (
-            *(case.bound_field(step, each).buffer for each in (*CACHES, *ACTIVATIONS)),
-            *(case.bound_buffer(step, each) for each in step.tensors if each == "block_table"),
-        )
+        for parameter in (*CACHES, *ACTIVATIONS)
     }
-    dead = {name: each.clone() for name, each in marked.items() if name in names}
+    tables = {
+        case.bound_buffer(step, "block_table"): step
+        for step in case.steps
+        if "block_table" in step.tensors
+    }
+    dead = {n: each.clone() for n, each in marked.items() if n in fields or n in tables}
     for elements in reads:
         if elements.field.buffer in dead:
             image.mark(dead[elements.field.buffer], elements.at, elements.field.dtype, to=False)
-    for step in case.steps:
-        if (
-            "block_table" in step.tensors
-            and (table := dead.get(case.bound_buffer(step, "block_table"))) is not None
-        ):
-            used = torch.tensor(used_entries(case, step), device=table.device).flatten()
-            table &= ~used.repeat_interleave(table.numel() // used.numel())
+    for name in dead.keys() & tables.keys():
+        table = dead[name]
+        used = torch.tensor(used_entries(case, tables[name]), device=table.device).flatten()
+        table &= ~used.repeat_interleave(table.numel() // used.numel())
     return dead

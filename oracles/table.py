@@ -1,6 +1,6 @@
 """All properties, in the order of `kvfuzz.model.verdict.PROPERTY_NAMES`, and whose turn it is.
 
-A relation runs the target again: asking all of them takes about five times as long as the case
+A relation runs the target again: asking all of them takes about four times as long as the case
 alone, in which nearly all bugs show. A search has more of other cases.
 """
 
@@ -101,7 +101,7 @@ TURNS = 2
 """How many properties that take turns a search has decided of each case, where so many apply."""
 
 
-def in_turn(case: Case) -> list[Property]:
+def by_turn(case: Case) -> list[Property]:
     """The properties that take turns, those whose turn it is with `case` first.
 
     Any change to a scene gives others their turn: cases near each other often share a fill seed.

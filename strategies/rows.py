@@ -90,7 +90,7 @@ class Space:
         ]
         self._relevant = [self._earlier_axes_that_matter(at) for at in range(len(AXES))]
         self._completes: dict[tuple[int, ...], bool] = {}
-        self._possible: dict[tuple[int, ...], tuple[tuple[int, ...], list[int]]] = {}
+        self._options: dict[tuple[int, ...], tuple[tuple[int, ...], list[int]]] = {}
         if not self.possible(()):
             narrowed = ", ".join(
                 f"{axis}={'|'.join(levels)}"
@@ -126,7 +126,7 @@ class Space:
         """The possible levels of the next axis, and how often each is drawn."""
         at = len(row)
         key = (at, *[row[axis] for axis in self._relevant[at]])
-        known = self._possible.get(key)
+        known = self._options.get(key)
         if known is None:
             possible = tuple(
                 level
@@ -135,7 +135,7 @@ class Space:
             )
             often = OFTEN.get(self.axes[at], {})
             weights = [often.get(self.levels[at][level], 1) for level in possible]
-            known = self._possible[key] = (possible, weights)
+            known = self._options[key] = (possible, weights)
         return known
 
     def allows(self, row: Sequence[int], at: int) -> bool:

@@ -2,7 +2,8 @@
 
 Cases that showed something new (three levels together that no case had shown, or an outcome of the
 kernel's source that none had) are kept as lists of integers. Guided cases are some of those with a
-few integers changed, and fresh ones. Nothing but the random number and what was learnt decides.
+few integers changed, and fresh ones; of both, rows whose cases are costly are mostly drawn again.
+Nothing but the random number and what was learnt decides.
 """
 
 from collections import deque

@@ -11,7 +11,7 @@ from kvfuzz.model.axes import Domain
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import Sequence
 from kvfuzz.model.verdict import WAITING, PropertyResult, Verdict, Violation
-from kvfuzz.oracles.table import PROPERTIES, TURNS, in_turn
+from kvfuzz.oracles.table import PROPERTIES, TURNS, by_turn
 from kvfuzz.strategies import drawn_scene, space
 
 TAKING_TURNS = {each.name for each in PROPERTIES if each.takes_turns}
@@ -52,7 +52,7 @@ def test_a_case_that_passes_has_a_few_relations_decided_and_everything_else(judg
 
 def test_each_relation_comes_first_about_as_often_as_the_others():
     cases = _drawn("gather_cache", 700)
-    first = [in_turn(case)[0].name for case in cases]
+    first = [by_turn(case)[0].name for case in cases]
     assert set(first) == TAKING_TURNS
     assert min(map(first.count, TAKING_TURNS)) > 700 / len(TAKING_TURNS) / 2
 
@@ -90,7 +90,7 @@ def test_what_time_is_left_for_does_not_depend_on_whose_turn_it_is(
 
 def test_a_change_of_any_part_of_a_scene_may_change_whose_turn_it_is(gather_scene, scene_with):
     def first(**changes):
-        return in_turn(lower(scene_with(gather_scene, **changes)))[0].name
+        return by_turn(lower(scene_with(gather_scene, **changes)))[0].name
 
     assert len({first(sequences=(Sequence((3, 1), 13, n),)) for n in range(1, 15)}) > 2
     assert len({first(fill_seed=seed) for seed in range(20)}) > 3

@@ -21,7 +21,7 @@ from kvfuzz.cpu.reserve import (
     nonzero_in,
     resident_pages,
 )
-from kvfuzz.engine.worker.lanes import Manner, Seen
+from kvfuzz.engine.worker.lanes import Manner, Seen, put_held
 from kvfuzz.engine.worker.torch_use import TorchUse
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.model.coverage import Exercised, Site
@@ -59,11 +59,7 @@ class CheckedCpuLane:
             buffer = self._lane.allocate(name, kept.nbytes, zeroed=not kept.is_whole)
         except OutOfAddressesError as error:
             raise NotCheckedError(f"buffer {name}: {error}") from error
-        if kept.is_whole:
-            buffer.copy_(data)
-        else:
-            for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
-                buffer[start:stop] = data[first : first + stop - start]
+        put_held(buffer, data, kept)
         self._kept[name] = kept
         self._buffers.append(buffer)
         self._was_large |= kept.size > LARGE_IMAGE

@@ -26,11 +26,10 @@ from kvfuzz.model.verdict import (
     Violation,
 )
 from kvfuzz.model.vocabulary import Levels
-from kvfuzz.oracles import table
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, NotChecked, Property, Variant
 from kvfuzz.oracles.stored_bytes import place_of
-from kvfuzz.oracles.table import PROPERTIES, TURNS
+from kvfuzz.oracles.table import ALL_TURNS, PROPERTIES, TURNS, by_turn
 
 SLOWEST = 3
 """How many times as long as the longest run so far one more may take: some go by program."""
@@ -162,7 +161,7 @@ class Judge:
             each.name: self._result(each, case, runs) for each in PROPERTIES if not each.takes_turns
         }
         decided = 0
-        for each in table.in_turn(case) if in_turn else table.ALL_TURNS:
+        for each in by_turn(case) if in_turn else ALL_TURNS:
             if in_turn and decided == TURNS and not any(map(_failed, found.values())):
                 found[each.name] = PropertyResult(each.name, "not_checked", WAITING)
             else:

@@ -102,6 +102,12 @@ class Lane(Protocol):
         """Between cases: give back memory that only a large one needed."""
 
 
+def put_held(buffer: Tensor, data: Tensor, kept: Held) -> None:
+    """Copy the image `data` to where its bytes are held in `buffer`."""
+    for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
+        buffer[start:stop].copy_(data[first : first + stop - start])
+
+
 class GuardedBuffers:
     """Allocations with a guard zone on each side, by name."""
 
@@ -122,8 +128,7 @@ class GuardedBuffers:
         raw[:GUARD_BYTES] = GUARD_VALUE
         raw[-GUARD_BYTES:] = GUARD_VALUE
         inner = raw[GUARD_BYTES : GUARD_BYTES + kept.nbytes]
-        for first, (start, stop) in zip(kept.firsts, kept.spans, strict=True):
-            inner[start:stop] = data[first : first + stop - start]
+        put_held(inner, data, kept)
         self._raw[name], self._kept[name] = raw, kept
         return inner
 
