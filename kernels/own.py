@@ -6,18 +6,29 @@ from types import ModuleType
 from typing import Any
 
 from kvfuzz.errors import UsageError
+from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
+from kvfuzz.kernels.builtin.cache_views import cache_views
+from kvfuzz.kernels.builtin.expand_block_table import expand_block_table
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
+from kvfuzz.kernels.builtin.transfer_regions import transfer_regions
 from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.mutants.patches import BUILTIN, Mutant, mutants
+from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.axes import Domain, nearest
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
 
 FUNCTIONS: dict[str, Callable[..., None]] = {
     "gather_cache": gather_cache,
     "reshape_and_cache": reshape_and_cache,
+}
+
+PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "cache_views": cache_views,
+    "transfer_regions": transfer_regions,
+    "expand_block_table": expand_block_table,
 }
 
 INVERSE = {
@@ -31,14 +42,16 @@ QUANTISE = Quantise("x/s", "kernels/builtin/reshape_and_cache.py: quantised")
 REFUSALS = (NotImplementedError,)
 
 
-def builtin(spec: TargetSpec, *, arch: str) -> Adapter:
+def builtin(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
     """The adapter of builtin:OP, which accepts all that Triton can compile for `arch`."""
     op = spec.name.partition(":")[2]
     source = (BUILTIN / f"{op}.py").read_bytes()
+    if op in PLAN_FUNCTIONS:
+        return _plan_adapter(spec.name, op, PLAN_FUNCTIONS[op], source)
     return _adapter(spec.name, op, FUNCTIONS[op], source, arch)
 
 
-def mutant(spec: TargetSpec, *, arch: str) -> Adapter:
+def mutant(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
     """The adapter of mutant:NAME, which claims all that the kernel it breaks claims.
 
     Raises UsageError for a name that the catalogue lacks.
@@ -49,6 +62,8 @@ def mutant(spec: TargetSpec, *, arch: str) -> Adapter:
         raise UsageError(f"no mutant {name!r}; {nearest(name, known)}")
     source = known[name].source()
     function = load(known[name], source)
+    if known[name].patches in PLAN_FUNCTIONS:
+        return _plan_adapter(spec.name, known[name].patches, function, source.encode())
     return _adapter(spec.name, known[name].patches, function, source.encode(), arch)
 
 
@@ -70,3 +85,9 @@ def _adapter(name: str, op: str, function: Callable[..., Any], source: bytes, ar
     )
     info = TargetInfo(name, op, domain, QUANTISE, INVERSE[op], content_of(source))
     return Adapter(info, bind(function, op), REFUSALS)
+
+
+def _plan_adapter(name: str, op: str, function: Callable[..., Any], source: bytes) -> PlanAdapter:
+    domain = Domain(source=f"kernels/builtin/{op}.py: every plan")
+    info = TargetInfo(name, op, domain, Quantise(), "", content_of(source))
+    return PlanAdapter(info, plan_targets.bind(function, op))

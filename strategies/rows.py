@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.axes import AXES, Domain
+from kvfuzz.model.axes import AXIS, Domain, axes_of
 from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.plan_case import PLAN_OPS
+from kvfuzz.model.plan_rules import PLAN_RULES
 from kvfuzz.model.rules import RULES, Rule
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies.choices import Choices
@@ -53,7 +55,9 @@ FEWEST_BLOCKS = {"split_2": 8, "split_4": 24, "split_12": 24}
 
 def is_costly(row: Row) -> bool:
     """Whether the cases of a row take several times as long as others: their caches are large, or
-    reach far."""
+    reach far. Plans have no bytes."""
+    if "reach" not in row:
+        return False
     side = int(row["block_size"]) * int(row["num_kv_heads"]) * int(row["head_size"])
     page = 2 * side * itemsize(row["cache_dtype"])
     layers = 2 if row["nesting"] in NESTED else 1
@@ -73,29 +77,31 @@ class Space:
 
     def __init__(self, op: str, domain: Domain) -> None:
         self.op = op
-        self.axes = tuple(axis.name for axis in AXES)
+        axes = axes_of(op)
+        self.axes = tuple(axis.name for axis in axes)
         self.levels: tuple[tuple[str, ...], ...] = tuple(
             tuple(level for level in domain.levels(axis.name) if level in axis.levels_for(op))
-            for axis in AXES
+            for axis in axes
         )
         self.first = [sum(map(len, self.levels[:axis])) for axis in range(len(self.levels))]
         """The number of the first level of each axis, where levels are numbered over all axes."""
-        self._rules: list[list[_Table]] = [[] for _ in AXES]
-        for rule in (*RULES, *_forbidden(domain)):
+        self._rules: list[list[_Table]] = [[] for _ in axes]
+        rules = PLAN_RULES if op in PLAN_OPS else RULES
+        for rule in (*rules, *_forbidden(domain)):
             if rule.op in ("", op):
                 self._add(rule)
         self._about = [
             [table for tables in self._rules for table in tables if at in table[0]]
-            for at in range(len(AXES))
+            for at in range(len(axes))
         ]
-        self._relevant = [self._earlier_axes_that_matter(at) for at in range(len(AXES))]
+        self._relevant = [self._earlier_axes_that_matter(at) for at in range(len(axes))]
         self._completes: dict[tuple[int, ...], bool] = {}
         self._options: dict[tuple[int, ...], tuple[tuple[int, ...], list[int]]] = {}
         if not self.possible(()):
             narrowed = ", ".join(
                 f"{axis}={'|'.join(levels)}"
                 for axis, levels in zip(self.axes, self.levels, strict=True)
-                if len(levels) < len(AXES[self.axes.index(axis)].levels_for(op))
+                if len(levels) < len(AXIS[axis].levels_for(op))
             )
             raise UsageError(f"nothing to draw: no case shows {narrowed} at once ({domain.source})")
 

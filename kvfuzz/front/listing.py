@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import kvfuzz
 from kvfuzz.kernels.catalogue import list_targets
-from kvfuzz.model.axes import AXES
+from kvfuzz.model.axes import AXIS
 from kvfuzz.reports.text import columns
 
 MUTANT = "mutant:"
@@ -16,7 +16,7 @@ def listing_lines(what: str) -> list[str]:
     sections: dict[str, list[tuple[str, ...]]] = {
         "targets": [tuple(each) for each in targets if not each.name.startswith(MUTANT)],
         "mutants": [tuple(each) for each in targets if each.name.startswith(MUTANT)],
-        "axes": [(axis.name, ", ".join(axis.levels)) for axis in AXES],
+        "axes": [(axis.name, ", ".join(axis.levels)) for axis in AXIS.values()],
     }
     headings = {
         "targets": "Targets, besides path/to/file.py:function",

@@ -6,15 +6,19 @@ what did not reach the target.
 """
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model import layout_facts, tokens
+from kvfuzz.model.any_case import AnyCase, op_of
+from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, TieFill
+from kvfuzz.model.plan_axes import PLAN_AXES
+from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.scales import SCALES, least_scale
 from kvfuzz.model.vocabulary import (
     GRANULARITIES,
@@ -33,20 +37,6 @@ HEAD_COUNTS = (1, 2, 3, 4, 8)
 
 FEW = 20
 """Most words that a message lists."""
-
-
-class Axis(msgspec.Struct, frozen=True):
-    """A named question with all its possible answers, and how to read the answer off a case."""
-
-    name: str
-    levels: Levels
-    level_of: Callable[[Case], str]
-    by_op: dict[str, Levels] = {}
-    """The levels that can occur for an op, where those are not all."""
-
-    def levels_for(self, op: str) -> Levels:
-        """The levels that a case of `op` can show."""
-        return self.by_op.get(op, self.levels)
 
 
 def _dense(case: Case) -> str:
@@ -83,7 +73,7 @@ def _rows(case: Case) -> str:
     return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
 
 
-AXES: tuple[Axis, ...] = (
+TOKEN_AXES: tuple[Axis, ...] = (
     Axis("layout", LAYOUTS, layout_facts.layout),
     Axis("order", ORDERS, layout_facts.order),
     Axis("nesting", NESTINGS, layout_facts.nesting),
@@ -126,12 +116,18 @@ AXES: tuple[Axis, ...] = (
     Axis("values", ("bytes", "spread", "ties"), _values, {"gather_cache": ("bytes",)}),
 )
 
-AXIS: dict[str, Axis] = {axis.name: axis for axis in AXES}
+AXIS: dict[str, Axis] = {axis.name: axis for axis in (*TOKEN_AXES, *PLAN_AXES)}
+"""Every axis; the names of both families differ."""
 
 
-def facts(case: Case) -> dict[str, str]:
-    """The level of every axis, read off the lowered case."""
-    return {axis.name: axis.level_of(case) for axis in AXES}
+def axes_of(op: str) -> tuple[Axis, ...]:
+    """The axes of the cases of `op`."""
+    return PLAN_AXES if op in PLAN_OPS else TOKEN_AXES
+
+
+def facts(case: AnyCase) -> dict[str, str]:
+    """The level of every axis of its family, read off the lowered case."""
+    return {axis.name: axis.level_of(case) for axis in axes_of(op_of(case))}
 
 
 class Domain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,16 +164,21 @@ class Domain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises UsageError where nothing is left of an axis.
         """
         where = where or {}
+        of_op = {axis.name for axis in axes_of(op)}
+        if strange := [name for name in where if name not in of_op]:
+            raise UsageError(
+                f"--where {strange[0]}: {op} has no such axis; its axes are {', '.join(sorted(of_op))}"
+            )
         allowed = dict(self.allowed)
-        for axis in AXIS:
-            possible = [each for each in self.levels(axis) if each in AXIS[axis].levels_for(op)]
-            kept = tuple(each for each in possible if each in where.get(axis, possible))
+        for name, axis in ((each.name, each) for each in axes_of(op)):
+            possible = [each for each in self.levels(name) if each in axis.levels_for(op)]
+            kept = tuple(each for each in possible if each in where.get(name, possible))
             if not kept:
                 raise UsageError(
-                    f"--where {axis}={'|'.join(where.get(axis, ()))}: {op} on this target takes "
-                    f"{axis}={'|'.join(possible)}"
+                    f"--where {name}={'|'.join(where.get(name, ()))}: {op} on this target takes "
+                    f"{name}={'|'.join(possible)}"
                 )
-            allowed[axis] = kept
+            allowed[name] = kept
         return msgspec.structs.replace(self, allowed=allowed)
 
 

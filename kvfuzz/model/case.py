@@ -72,7 +72,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: Literal["target", "partner"] = "target"
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tokens"):
     """The whole test input."""
 
     buffers: tuple[Buffer, ...]
