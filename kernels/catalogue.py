@@ -29,6 +29,17 @@ SHIPPED: tuple[Listed, ...] = (
         "reshape_and_cache",
         "kvfuzz's own writer, written to be read and copied",
     ),
+    Listed("builtin:cache_views", "cache_views", "kvfuzz's own views of a whole model's cache"),
+    Listed(
+        "builtin:transfer_regions",
+        "transfer_regions",
+        "kvfuzz's own list of what a connector moves of each block",
+    ),
+    Listed(
+        "builtin:expand_block_table",
+        "expand_block_table",
+        "kvfuzz's own table of kernel blocks",
+    ),
     Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",

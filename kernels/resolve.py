@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvfuzz.errors import NotCheckedError, UsageError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.catalogue import ENTRY_POINTS, list_targets
+from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.axes import nearest
 from kvfuzz.model.target import DEFAULT_ARCH, TargetSpec
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class Maker(Protocol):
     """Makes the adapter of a target of one kind."""
 
-    def __call__(self, spec: TargetSpec, *, arch: str) -> Adapter:
+    def __call__(self, spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
         """The adapter of `spec`, as an engine on `arch` would call the target."""
 
 
@@ -30,7 +31,7 @@ MAKERS: dict[str, tuple[str, str]] = {
 """Module and function by the part of a name before its colon; loaded when asked for."""
 
 
-def resolve(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter:
+def resolve(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter | PlanAdapter:
     """The adapter of `spec` as an engine on `arch` would call the target.
 
     Raises UsageError for a name that means nothing, NotCheckedError where the target, its source
@@ -48,7 +49,7 @@ def resolve(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter:
     if kind in MAKERS and (spec.name in listed or kind == "mutant"):
         return _checked(_maker(*MAKERS[kind])(spec, arch=arch), spec)
     for entry in entry_points(group=ENTRY_POINTS, name=spec.name):
-        make: Callable[[TargetSpec], Adapter] = entry.load()
+        make: Callable[[TargetSpec], Adapter | PlanAdapter] = entry.load()
         return _checked(make(spec), spec)
     raise UsageError(
         f"no target {spec.name!r}; {nearest(spec.name, listed)}"
@@ -56,7 +57,15 @@ def resolve(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter:
     )
 
 
-def _checked(adapter: Adapter, spec: TargetSpec) -> Adapter:
+def resolve_kernel(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter:
+    """The adapter of `spec`, of an op that reads or writes bytes. Raises as `resolve` does."""
+    found = resolve(spec, arch=arch)
+    if isinstance(found, PlanAdapter):
+        raise UsageError(f"{spec.name} is a {found.info.op}, which launches no kernel")
+    return found
+
+
+def _checked(adapter: Adapter | PlanAdapter, spec: TargetSpec) -> Adapter | PlanAdapter:
     if spec.op not in ("", adapter.info.op):
         raise UsageError(f"--op {spec.op}: {spec.name} is a {adapter.info.op}")
     return adapter

@@ -81,7 +81,6 @@ def aliasing(run: PlanRun) -> Violation | None:
                     f"{allocation} is of block {mine} by {other.name}, and of block {theirs} by "
                     f"{one.name}",
                     Place(allocation, byte, "", other.name, {"block": mine}),
-                    fields=(one.name, other.name),
                 )
     return None
 

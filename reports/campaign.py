@@ -1,6 +1,6 @@
 """The header and the summary of a campaign as lines."""
 
-from kvfuzz.model.axes import AXES
+from kvfuzz.model.axes import AXIS, axes_of
 from kvfuzz.model.events import Combinations, Started, Summary
 from kvfuzz.model.verdict import WAITING, Hazard
 from kvfuzz.reports.kernel_coverage import coverage_lines
@@ -132,7 +132,7 @@ def _hazard_rows(hazards: tuple[tuple[Hazard, int], ...]) -> list[tuple[str, ...
 def _fact_rows(summary: Summary, started: Started | None) -> Pairs:
     rows: Pairs = []
     domain = started.target.domain.narrowed(started.target.op, started.where) if started else None
-    for axis in AXES:
+    for axis in axes_of(started.target.op) if started else [AXIS[name] for name in summary.facts]:
         counts = summary.facts.get(axis.name, {})
         levels = domain.levels(axis.name) if domain else tuple(counts)
         shown = [f"{level} ({counts[level]:,})" for level in counts if counts[level]]

@@ -1,8 +1,10 @@
 """What minimising a seed did, as text: what the case was, what it is now, how to see it fail."""
 
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import facts
-from kvfuzz.model.case import Case
+from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.seed import Seed
+from kvfuzz.reports.plans import reduced_sizes
 from kvfuzz.reports.text import columns, count, printable
 
 ENDED_BY: dict[str, str] = {
@@ -31,7 +33,9 @@ def reduction_lines(
     ]
 
 
-def _described(case: Case) -> dict[str, str]:
+def _described(case: AnyCase) -> dict[str, str]:
+    if isinstance(case, PlanCase):
+        return {**reduced_sizes(case), **facts(case), "bytes": f"{case.nbytes:,}"}
     scene = case.scene
     return {
         "steps": str(len(case.steps)),

@@ -1,10 +1,27 @@
 """A seed as text: its case as tables, what it is about, where it comes from."""
 
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import facts
+from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.seed import Seed
-from kvfuzz.reports.cases import buffer_rows, case_rows, launch_rows, view_rows
+from kvfuzz.reports.cases import buffer_rows, launch_rows, view_rows
 from kvfuzz.reports.text import Pairs, columns
+from kvfuzz.reports.view import rows_of
 from kvfuzz.reports.words import words
+
+
+def _parts(case: AnyCase) -> list[str]:
+    """The buffers and arguments of a case that has some."""
+    if isinstance(case, PlanCase):
+        return []
+    return [
+        "buffers: bytes, first content",
+        *columns(buffer_rows(case)),
+        "",
+        "arguments: dtype, view",
+        *columns(view_rows(case)),
+        "",
+    ]
 
 
 def seed_lines(seed: Seed, path: str) -> list[str]:
@@ -26,14 +43,9 @@ def seed_lines(seed: Seed, path: str) -> list[str]:
         *columns(about, indent=0),
         "",
         f"case, {seed.case.nbytes:,} bytes",
-        *columns([*case_rows(seed.case), *launch_rows(expected.launches)]),
+        *columns([*rows_of(seed.case), *launch_rows(expected.launches)]),
         "",
-        "buffers: bytes, first content",
-        *columns(buffer_rows(seed.case)),
-        "",
-        "arguments: dtype, view",
-        *columns(view_rows(seed.case)),
-        "",
+        *_parts(seed.case),
         "facts",
         *columns([(shown,)]),
     ]

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 
 import msgspec
 
+from kvfuzz.model.any_case import AnyCase
+from kvfuzz.model.case import Case
 from kvfuzz.model.events import Found
+from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.reports import places
 from kvfuzz.reports.cases import case_rows, launch_rows, layout_words
+from kvfuzz.reports.plans import plan_evidence, plan_rows
 from kvfuzz.reports.text import Pairs
 from kvfuzz.reports.words import where_words, words
 
@@ -76,11 +80,16 @@ def view_of(
         subject=subject_rows(seed, first),
         evidence=evidence_rows(seed, first),
         others=[(each.name, _message(each) + _extent(each)) for each in others],
-        case=[about, *case_rows(seed.case), *extent_rows(extent)],
+        case=[about, *rows_of(seed.case), *extent_rows(extent)],
         launches=launch_rows(verdict.launches),
         record=[("seed", path), *(recorded or [])],
         replay=replay,
     )
+
+
+def rows_of(case: AnyCase) -> Pairs:
+    """A case of any family as a table."""
+    return plan_rows(case) if isinstance(case, PlanCase) else case_rows(case)
 
 
 def extent_rows(extent: Mapping[str, Levels] | None) -> Pairs:
@@ -106,13 +115,15 @@ def _extent(result: PropertyResult) -> str:
 
 def subject_rows(seed: Seed, result: PropertyResult) -> Pairs:
     """What the finding is about."""
-    scene, place = seed.case.scene, result.violation.place if result.violation else None
     rows: Pairs = [
         ("target", f"{seed.target} ({seed.op}), content {seed.provenance.content}"),
         ("lane", f"{seed.provenance.lane}, arch {seed.provenance.arch}"),
         ("must hold", words(result.name).meaning),
     ]
-    layer = place.layer if place and place.layer else seed.case.scene.layer
+    if isinstance(seed.case, PlanCase):
+        return rows
+    scene, place = seed.case.scene, result.violation.place if result.violation else None
+    layer = place.layer if place and place.layer else scene.layer
     view = f"; {place.field or 'no element'} in buffer {place.buffer}" if place else ""
     rows.append(("layer", f"{layer}, layout {layout_words(scene)}{view}"))
     return rows
@@ -123,6 +134,8 @@ def evidence_rows(seed: Seed, result: PropertyResult) -> Pairs:
     violation = result.violation
     if violation is None or violation.place is None:
         return []
+    if isinstance(seed.case, PlanCase):
+        return plan_evidence(result)
     case, place, said = seed.case, violation.place, words(result.name)
     rows: Pairs = [("first wrong", f"{places.element(place)} ({places.byte(place)})")]
     if meaning := places.meaning(case, place):
@@ -137,21 +150,22 @@ def evidence_rows(seed: Seed, result: PropertyResult) -> Pairs:
                 rows.append(("", f"which holds {held}"))
     if violation.got:
         rows.append((said.got, places.number(violation.got, dtype)))
-        rows += [("", line) for line in _origin_lines(seed, result.name, violation)]
+        lane = seed.provenance.lane
+        rows += [("", line) for line in _origin_lines(case, lane, result.name, violation)]
     if violation.wrong:
         rows.append(("wrong", f"{violation.wrong:,} of {violation.judged:,} {said.judged}"))
     return rows
 
 
-def _origin_lines(seed: Seed, name: str, violation: Violation) -> list[str]:
+def _origin_lines(case: Case, lane: str, name: str, violation: Violation) -> list[str]:
     """Whose byte was found, and how far that is from the right one."""
     if violation.origin is None:
         if name not in TRACED:
             return []
         if violation.traced:
             return ["no byte of any buffer: it was computed, or is what a masked-off load left"]
-        return [f"whose byte that is, lane {seed.provenance.lane} did not record"]
-    case, place, origin = seed.case, violation.place, violation.origin
+        return [f"whose byte that is, lane {lane} did not record"]
+    place, origin = violation.place, violation.origin
     lines = [f"that is the byte of {places.element(origin)} ({places.byte(origin)})"]
     if place is None or not origin.field:
         return lines

@@ -57,6 +57,16 @@ _WORDS: dict[str, PropertyWords] = {
         expected="with others",
         got="with these",
     ),
+    "shape": PropertyWords("each view has the shape and the type that kernels index it by"),
+    "aliasing": PropertyWords(
+        "layers of different groups agree on whose bytes a block id names: a block belongs to one "
+        "group at a time"
+    ),
+    "disjoint": PropertyWords("no byte is two elements of one group's layers"),
+    "page_bytes": PropertyWords(
+        "the bytes of a block are those of its page: all of them, and no padding"
+    ),
+    "sharing": PropertyWords("a layer that shares a cache has the views of the layer that owns it"),
     "roundtrip": PropertyWords(
         "what is written to the cache and gathered back is what went in",
         "bytes gathered back",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.strategies.choices import Choices, number
 from kvfuzz.strategies.rows import Row, Space
 
@@ -62,10 +63,30 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"reach": "past_2g_elements"}, "element offsets past 2**31, 1486"),
 )
 
+PLAN_BOUNDARIES: tuple[Boundary, ...] = (
+    Boundary({"form": "mixed", "heads": "2"}, "two storages of one allocation, 47035 and 47685"),
+    Boundary({"form": "mixed", "kernel_blocks": "2"}, "two storages, and blocks that are split"),
+    Boundary({"kinds": "full+mamba", "form": "kv_first"}, "[K0][V0][K1][V1] beside state, 37228"),
+    Boundary({"kinds": "full+mamba", "num_blocks": "2"}, "shape[0] == 2 == shape[1]"),
+    Boundary({"kinds": "full+mamba", "page_padding": "state"}, "a state smaller than its page"),
+    Boundary({"kinds": "full+mamba", "page_padding": "attention"}, "a page smaller than a state"),
+    Boundary({"placement": "packed", "page_order": "hnd"}, "viewed, then permuted, 47314"),
+    Boundary({"form": "content_packed", "value_heads": "other"}, "K and V of two sizes"),
+    Boundary({"form": "head_slots", "kv_layout": "LHBNC"}, "K of all blocks, then V"),
+    Boundary({"form": "content_packed", "kv_layout": "BHLNC"}, "layers inside of heads"),
+    Boundary(
+        {"kinds": "full+sliding", "geometry": "differs"}, "one page of two shapes: Gemma-4"
+    ),
+    Boundary({"kinds": "full+sliding", "sharers": "several"}, "layers without a cache: Gemma-3n"),
+    Boundary({"groups": "3+", "group_sizes": "uneven"}, "slots that a group leaves empty"),
+    Boundary({"kinds": "mla", "layers": "3+"}, "one row a token, no V"),
+    Boundary({"num_blocks": "1"}, "a block axis of size one: its stride says nothing"),
+)
+
 
 def boundary_rows(within: Space, choices: Choices) -> Iterator[Row]:
     """The boundary rows that `within` has, each completed to a whole row by `choices`."""
-    for boundary in BOUNDARIES:
+    for boundary in PLAN_BOUNDARIES if within.op in PLAN_OPS else BOUNDARIES:
         wanted = {}
         for axis, level in boundary.levels.items():
             at = within.axes.index(axis)

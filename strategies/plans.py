@@ -18,7 +18,7 @@ HEAD_SIZES = (8, 16, 32, 64)
 LATENTS = (72, 576, 132)
 """Elements of an MLA row: a small one, DeepSeek's, and its indexer's."""
 MOST_BLOCKS = 6
-MANY = {"1": (1, 1), "2": (2, 2), "3+": (3, 4), "4+": (4, 12)}
+MANY = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "3+": (3, 4), "4+": (4, 12)}
 """The bounds of a number by how it is shown."""
 
 
@@ -139,13 +139,9 @@ def _paged(choices: Choices, row: Row, layers: Sequence[CacheLayer]) -> list[Cac
     ]
 
 
-def _with_states(
-    layer: CacheLayer, states: tuple[State, ...], page: int
-) -> CacheLayer:
+def _with_states(layer: CacheLayer, states: tuple[State, ...], page: int) -> CacheLayer:
     used = sum(state.nbytes for state in states)
-    return msgspec.structs.replace(
-        layer, states=states, page_padded=page if used < page else 0
-    )
+    return msgspec.structs.replace(layer, states=states, page_padded=page if used < page else 0)
 
 
 def _states(choices: Choices, row: Row, page: int) -> tuple[State, ...]:

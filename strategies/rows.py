@@ -41,6 +41,8 @@ OFTEN: dict[str, dict[str, int]] = {
     "reach": {"near": 30},
     "first_offset": {"inside": 2},
     "table": {"wide": 2},
+    "num_blocks": {"3+": 4},
+    "form": {"mixed": 3},
 }
 """How often a level is drawn where that is not once: what addressing bugs need to show (a second
 block, shuffled ids, few heads), and small pages, since cases a second count. Far caches are rare,

@@ -21,8 +21,8 @@ from kvfuzz.engine.store import OutputFolder, read_seed
 from kvfuzz.engine.tally import Tally
 from kvfuzz.engine.worker.entry import Description, WorkerConfig
 from kvfuzz.errors import Exit, KvfuzzError, NotCheckedError, UsageError
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import facts
-from kvfuzz.model.case import Case
 from kvfuzz.model.events import Combinations, Event, Found, Note, Progress, Started, Summary
 from kvfuzz.model.target import DEFAULT_ARCH, DEFAULT_LANE, TargetSpec
 from kvfuzz.model.vocabulary import Levels
@@ -206,9 +206,9 @@ class Campaign:
 
         hunt.settle(found, report)
 
-    def _remembered(self, target: str) -> list[tuple[Case, Path | None]]:
+    def _remembered(self, target: str) -> list[tuple[AnyCase, Path | None]]:
         """Cases of this target whose process died unseen, with their files, then its seeds."""
-        known: list[tuple[Case, Path | None]] = [*self._journal.left_over(target)]
+        known: list[tuple[AnyCase, Path | None]] = [*self._journal.left_over(target)]
         for path in self._out.saved():
             try:
                 seed = read_seed(path)

@@ -7,11 +7,9 @@ from typing import NamedTuple
 from kvfuzz.engine.guide import Guide
 from kvfuzz.engine.shrink import shrunk
 from kvfuzz.errors import KvfuzzError
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import Domain, facts
-from kvfuzz.model.case import Case
-from kvfuzz.model.lower import lower
-from kvfuzz.model.scene import Scene
-from kvfuzz.strategies import drawn_scene, scenes, space
+from kvfuzz.strategies import cases, drawn_case, space
 
 MOST_REJECTED = 1000
 """Draws outside the domain, without one inside, after which it is taken to be impossible."""
@@ -26,7 +24,7 @@ class Trial(NamedTuple):
     news: bool = False
 
 
-Try = Callable[[Case, Mapping[str, str]], Trial]
+Try = Callable[[AnyCase, Mapping[str, str]], Trial]
 """Executes a case, of which the facts are at hand."""
 
 
@@ -34,8 +32,8 @@ class Failure(NamedTuple):
     """A failing case as it was drawn, the smallest one that fails in the same way, and what ended
     the way down to it early: the failure is to be kept all the same."""
 
-    first: Case
-    smallest: Case
+    first: AnyCase
+    smallest: AnyCase
     interruption: KvfuzzError | KeyboardInterrupt | None = None
 
 
@@ -72,7 +70,7 @@ class Exploration:
         attempt: Try,
         *,
         random_seed: int,
-        size_of: Callable[[Scene], tuple[int, ...]],
+        size_of: Callable[[AnyCase], tuple[int, ...]],
     ) -> None:
         self.guide = Guide(space(op, domain), random_seed)
         self._op = op
@@ -89,7 +87,7 @@ class Exploration:
         `stop()` says so, or nothing can be drawn."""
         while not deadline.reached() and not stop():
             choices = self.guide.draw()
-            case = lower(drawn_scene(choices, self.guide.space))
+            case = drawn_case(choices, self.guide.space)
             shown = facts(case)
             if self._domain.refusal(shown) is not None:
                 self.rejected += 1
@@ -104,14 +102,12 @@ class Exploration:
                 return self._shrunk(case, choices.values, shrink_s)
         return None
 
-    def _shrunk(self, case: Case, values: tuple[int, ...], seconds: float) -> Failure:
-        def fails(scene: Scene) -> bool:
-            smaller = lower(scene)
+    def _shrunk(self, case: AnyCase, values: tuple[int, ...], seconds: float) -> Failure:
+        def fails(smaller: AnyCase) -> bool:
             shown = facts(smaller)
             return self._domain.refusal(shown) is None and self._attempt(smaller, shown).failed
 
         found = shrunk(
-            scenes(self._op, self._domain), values, fails, size_of=self._size_of, seconds=seconds
+            cases(self._op, self._domain), values, fails, size_of=self._size_of, seconds=seconds
         )
-        smallest = case if found.scene is None else lower(found.scene)
-        return Failure(case, smallest, found.interruption)
+        return Failure(case, found.case or case, found.interruption)

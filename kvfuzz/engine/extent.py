@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import facts
-from kvfuzz.model.case import Case
 from kvfuzz.model.fill import MASK, mix
-from kvfuzz.model.lower import lower
 from kvfuzz.model.vocabulary import Levels
-from kvfuzz.strategies import drawn_scene
+from kvfuzz.strategies import drawn_case
 from kvfuzz.strategies.choices import Drawn
 from kvfuzz.strategies.rows import Row, Space
 
@@ -37,7 +36,7 @@ class Extent(NamedTuple):
 def extent(
     within: Space,
     row: Mapping[str, str],
-    fails: Callable[[Case, Mapping[str, str]], bool],
+    fails: Callable[[AnyCase, Mapping[str, str]], bool],
     *,
     random_seed: int,
     seconds: float,
@@ -50,7 +49,7 @@ def extent(
 
     def failed(changed: Row, attempt: int) -> bool:
         seed = mix((random_seed + (attempt << 32)) & MASK)
-        case = lower(drawn_scene(Drawn(seed, within.integers(changed)), within))
+        case = drawn_case(Drawn(seed, within.integers(changed)), within)
         return fails(case, facts(case))
 
     nearest = _near(within, row, {})

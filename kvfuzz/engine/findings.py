@@ -7,15 +7,22 @@ import msgspec
 
 import kvfuzz
 from kvfuzz.engine.worker.entry import Description
-from kvfuzz.model.case import Case
-from kvfuzz.model.scene import Scene
+from kvfuzz.model.any_case import AnyCase
+from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.seed import Expected, Provenance, Seed
 from kvfuzz.model.target import TargetSpec
 from kvfuzz.model.verdict import Verdict
 
 
-def size_of(scene: Scene) -> tuple[int, ...]:
-    """Smaller is simpler: blocks, heads, rows, then the sizes of a page."""
+def size_of(case: AnyCase) -> tuple[int, ...]:
+    """Smaller is simpler: blocks, heads, rows, then the sizes of a page; of a plan, layers first.
+
+    Comparable between cases of one family.
+    """
+    if isinstance(case, PlanCase):
+        plan = case.plan
+        return (len(plan.layers), plan.num_blocks, case.nbytes, len(msgspec.json.encode(case)))
+    scene = case.scene
     g = scene.attention.geometry
     return (
         g.num_blocks,
@@ -27,7 +34,7 @@ def size_of(scene: Scene) -> tuple[int, ...]:
     )
 
 
-def make_seed(case: Case, property: str, verdict: Verdict, description: Description) -> Seed:
+def make_seed(case: AnyCase, property: str, verdict: Verdict, description: Description) -> Seed:
     """The seed of a case that fails `property`."""
     environment = description.environment
     return Seed(

@@ -14,8 +14,8 @@ from kvfuzz.engine.reduce import reduced
 from kvfuzz.engine.runner import Runner
 from kvfuzz.engine.tally import Tally
 from kvfuzz.errors import KvfuzzError
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import Domain, facts
-from kvfuzz.model.case import Case
 from kvfuzz.model.verdict import Verdict
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies import space
@@ -27,7 +27,7 @@ TAKING_TURNS = ("covering", "random")
 class Caught(NamedTuple):
     """A new finding: its smallest case, how that fails, and under which levels, where asked."""
 
-    case: Case
+    case: AnyCase
     symptom: Symptom
     verdict: Verdict
     extent: dict[str, Levels] | None
@@ -64,7 +64,7 @@ class Hunt:
         self._hunted: Symptom | None = None
         """The failure that is being made small."""
 
-    def attempt(self, case: Case, shown: Mapping[str, str], phase: str) -> Trial:
+    def attempt(self, case: AnyCase, shown: Mapping[str, str], phase: str) -> Trial:
         """Execute a case, to search or to shrink: whether it fails in a way that is not known."""
         self._progress("shrink" if self._hunted else phase)
         in_turn = self._hunted is None and phase in TAKING_TURNS
@@ -114,7 +114,7 @@ class Hunt:
             raise interruption
 
     def _widened(
-        self, case: Case, hunted: Symptom, verdict: Verdict, extent: dict[str, Levels]
+        self, case: AnyCase, hunted: Symptom, verdict: Verdict, extent: dict[str, Levels]
     ) -> bool:
         """Note what is known now; True where a finding is widened, False where there is a new one.
 
@@ -133,7 +133,7 @@ class Hunt:
         self._known.append(Known(mark, frozenset({hunted, *all_symptoms}), (extent,)))
         return False
 
-    def _reduced(self, case: Case) -> Case:
+    def _reduced(self, case: AnyCase) -> AnyCase:
         """The smallest case that fails like the one that is hunted."""
         return reduced(
             case,
@@ -145,7 +145,7 @@ class Hunt:
     def _extent(self, hunted: Symptom, shown: Mapping[str, str]) -> Extent:
         """Under which levels near its smallest case a finding shows."""
 
-        def fails(case: Case, _: Mapping[str, str]) -> bool:
+        def fails(case: AnyCase, _: Mapping[str, str]) -> bool:
             self._progress("extent")
             return hunted in symptoms(self._runner.check(case)[0])
 

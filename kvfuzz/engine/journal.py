@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from kvfuzz.liveness import is_alive
-from kvfuzz.model.case import Case
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.seed import SCHEMA
 
 
@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, frozen=True):
     """What was about to happen: `case`, as `schema` writes it, on the target of that name."""
 
     target: str
-    case: Case
+    case: AnyCase
     schema: int = 1
 
 
@@ -35,7 +35,7 @@ class Journal:
         self._file: int | None = None
         self._length = 0
 
-    def about_to_run(self, target: str, case: Case) -> None:
+    def about_to_run(self, target: str, case: AnyCase) -> None:
         """Record a launch. Not synced to disk: the kernel keeps it when only the process dies."""
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -55,13 +55,13 @@ class Journal:
             self._file, self._length = None, 0
         self._path.unlink(missing_ok=True)
 
-    def left_over(self, target: str) -> list[tuple[Case, Path]]:
+    def left_over(self, target: str) -> list[tuple[AnyCase, Path]]:
         """Cases of `target` whose process never came back, oldest first, with their files.
 
         The caller removes a file when its case has come to a verdict. Files that cannot be read,
         are of another version, or belong to a living process or another target are left out.
         """
-        found: list[tuple[float, Case, Path]] = []
+        found: list[tuple[float, AnyCase, Path]] = []
         for path in self._folder.glob("journal-*.json"):
             owner = path.stem.partition("-")[2]
             if path == self._path or not owner.isdigit() or is_alive(int(owner)):

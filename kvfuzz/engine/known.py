@@ -13,8 +13,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from kvfuzz.model.any_case import AnyCase
+from kvfuzz.model.axes import facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.verdict import CAUSES, RELATIONS, Place, PropertyResult, Verdict, Violation
 from kvfuzz.model.vocabulary import Levels, code_path
@@ -73,7 +76,7 @@ class Known(msgspec.Struct, frozen=True):
         return Known(self.mark, self.symptoms.union(symptoms), (*self.extents, extent))
 
 
-def mark_of(case: Case, symptom: Symptom, verdict: Verdict) -> Mark:
+def mark_of(case: AnyCase, symptom: Symptom, verdict: Verdict) -> Mark:
     """The mark of a smallest case that failed with `symptom`; `verdict` is an explained one."""
     violation = next(each.violation for each in verdict.failed if each.name == symptom.property)
     sides = [each.side for each in symptoms(verdict) if each.property == symptom.property]
@@ -81,12 +84,18 @@ def mark_of(case: Case, symptom: Symptom, verdict: Verdict) -> Mark:
         symptom.property,
         tuple(sides),
         *path_of(case),
-        _instead(case, violation) if violation else (),
+        _instead(case, violation) if violation and isinstance(case, Case) else (),
     )
 
 
-def path_of(case: Case) -> tuple[str, bool]:
-    """The path of a kernel that a case takes, and whether elements are converted on it."""
+def path_of(case: AnyCase) -> tuple[str, bool]:
+    """The path of a kernel that a case takes, and whether elements are converted on it.
+
+    A view builder has a path for each way to place layers, and for each form of theirs.
+    """
+    if isinstance(case, PlanCase):
+        shown = facts(case)
+        return f"{shown['placement']}, {shown['form']}", False
     layer = case.scene.attention
     return code_path(layer.order), DTYPES[layer.cache_dtype].is_fp8
 

@@ -11,8 +11,8 @@ from kvfuzz.engine.reduce import Reduction, key_of, reduced
 from kvfuzz.engine.replay import described
 from kvfuzz.engine.worker.entry import WorkerConfig
 from kvfuzz.errors import NotCheckedError
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.case import Case
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.verdict import PropertyResult, Verdict
 
@@ -98,9 +98,9 @@ def minimize(
 
 
 def minimum(
-    case: Case,
+    case: AnyCase,
     verdict: Verdict,
-    check: Callable[[Case], Verdict],
+    check: Callable[[AnyCase], Verdict],
     *,
     name: str = "",
     domain: Domain,
@@ -118,7 +118,7 @@ def minimum(
     path = path_of(case)
     verdicts = {key_of(case): verdict}
 
-    def still_fails(smaller: Case) -> bool:
+    def still_fails(smaller: AnyCase) -> bool:
         seen = check(smaller)
         verdicts[key_of(smaller)] = seen
         return alike.shown_by(seen) and path_of(smaller) == path

@@ -23,7 +23,7 @@ from kvfuzz.engine.worker.entry import (
     settle,
 )
 from kvfuzz.errors import InfrastructureError, KvfuzzError
-from kvfuzz.model.case import Case
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 
 START_TIMEOUT_S = 180.0
@@ -93,7 +93,7 @@ class Worker:
         self._started = True
         return description
 
-    def check(self, case: Case, *, in_turn: bool = False, explain: bool = False) -> Verdict:
+    def check(self, case: AnyCase, *, in_turn: bool = False, explain: bool = False) -> Verdict:
         """The verdict on `case` as in `Judge.verdict`, the worker's death or silence included."""
         if not self._started:
             self.describe()

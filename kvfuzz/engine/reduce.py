@@ -11,20 +11,23 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model import case as cases
+from kvfuzz.model import plan_edits
+from kvfuzz.model.any_case import AnyCase, check_case
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case, Step
 from kvfuzz.model.fill import LARGE
 from kvfuzz.model.lower import lower
+from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.scene import Scene
 from kvfuzz.model.search import Steps, fewest
 from kvfuzz.model.simpler import simplifications
-from kvfuzz.model.steps import check_steps
+
+C = TypeVar("C", Case, PlanCase)
 
 MOST_RUNS = 1000
 """Candidates that are run, at most; a big case takes one to two hundred."""
@@ -35,14 +38,14 @@ CONFIRMATIONS = 3
 class Reduction(msgspec.Struct, frozen=True):
     """The smallest case that was found, and why it is no smaller."""
 
-    case: Case
+    case: AnyCase
     runs: int
     ended_by: Literal["minimal", "time", "runs"]
 
 
 def reduced(
-    case: Case,
-    still_fails: Callable[[Case], bool],
+    case: AnyCase,
+    still_fails: Callable[[AnyCase], bool],
     *,
     domain: Domain,
     budget_s: float,
@@ -55,7 +58,7 @@ def reduced(
     """
     most_bytes = max(case.nbytes, LARGE)
     trial = _Trial(still_fails, domain, most_bytes, time.monotonic() + budget_s, max_runs)
-    recent: deque[Case] = deque(maxlen=CONFIRMATIONS)
+    recent: deque[AnyCase] = deque(maxlen=CONFIRMATIONS)
     ended_by: Literal["minimal", "time", "runs"] = "minimal"
     try:
         for smaller in _search(case, trial):
@@ -69,8 +72,11 @@ def reduced(
     return Reduction(case, trial.runs, ended_by)
 
 
-def _search(case: Case, trial: "_Trial") -> Iterator[Case]:
+def _search(case: AnyCase, trial: "_Trial") -> Iterator[AnyCase]:
     """Every smaller case that will do, each smaller than the one before."""
+    if isinstance(case, PlanCase):
+        yield from _accepted(plan_edits.simplifications(case), trial)
+        return
     lowered = lower(case.scene)
     if lowered != case:
         if not trial.will_do(lowered):
@@ -81,7 +87,7 @@ def _search(case: Case, trial: "_Trial") -> Iterator[Case]:
     yield from _accepted(_lowered(simplifications(case.scene)), trial)
 
 
-def _accepted(search: Steps[Case], trial: "_Trial") -> Iterator[Case]:
+def _accepted(search: Steps[C], trial: "_Trial") -> Iterator[C]:
     """Drive `search`, and pass on what will do."""
     answer = None
     while True:
@@ -137,7 +143,7 @@ class _Trial:
 
     def __init__(
         self,
-        still_fails: Callable[[Case], bool],
+        still_fails: Callable[[AnyCase], bool],
         domain: Domain,
         most_bytes: int,
         until: float,
@@ -148,7 +154,7 @@ class _Trial:
         self._known: dict[str, bool] = {}
         self.runs = 0
 
-    def will_do(self, case: Case) -> bool:
+    def will_do(self, case: AnyCase) -> bool:
         """Raises _Spent where nothing more may be run."""
         if time.monotonic() >= self._until:
             raise _Spent(by_time=True)
@@ -157,22 +163,23 @@ class _Trial:
             self._known[key] = self._is_possible(case) and self._run(case)
         return self._known[key]
 
-    def _is_possible(self, case: Case) -> bool:
+    def _is_possible(self, case: AnyCase) -> bool:
         try:
-            cases.check(case)
-            check_steps(case)
+            check_case(case)
         except UsageError:
             return False
         return case.nbytes <= self._most_bytes and self._domain.refusal(facts(case)) is None
 
-    def _run(self, case: Case) -> bool:
+    def _run(self, case: AnyCase) -> bool:
         if self.runs >= self._max_runs:
             raise _Spent(by_time=False)
         self.runs += 1
         return self._still_fails(case)
 
 
-def key_of(case: Case) -> str:
+def key_of(case: AnyCase) -> str:
     """What decides a verdict: the case without the scene that rides along."""
-    lowered = (case.buffers, case.fields, case.tensors, case.steps)
+    lowered: object = case
+    if isinstance(case, Case):
+        lowered = (case.buffers, case.fields, case.tensors, case.steps)
     return sha256(msgspec.msgpack.encode(lowered, order="deterministic")).hexdigest()

@@ -4,7 +4,7 @@ import msgspec
 
 from kvfuzz.engine.journal import Journal
 from kvfuzz.engine.pool import Worker
-from kvfuzz.model.case import Case
+from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.coverage import Coverage
 from kvfuzz.model.verdict import Verdict
 
@@ -19,7 +19,7 @@ class Runner:
         self._coverage = coverage
         self._failing: dict[bytes, Verdict] = {}
 
-    def check(self, case: Case, *, in_turn: bool = False) -> tuple[Verdict, bool]:
+    def check(self, case: AnyCase, *, in_turn: bool = False) -> tuple[Verdict, bool]:
         """The verdict on a case, and whether it reached an outcome that none had. With `in_turn` a
         case that passes was asked only some of the properties that take turns."""
         key = msgspec.msgpack.encode(case)
@@ -37,7 +37,7 @@ class Runner:
         """Drop what is known of failing cases: their hunt is over."""
         self._failing.clear()
 
-    def explained(self, case: Case) -> Verdict:
+    def explained(self, case: AnyCase) -> Verdict:
         """The verdict with whose byte was found, of a case that has failed.
 
         Of a case that fails in another way when it is run again, the verdict that is known.

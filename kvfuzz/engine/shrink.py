@@ -16,11 +16,11 @@ from hypothesis.strategies import SearchStrategy
 
 from kvfuzz.engine.provider import use_choices
 from kvfuzz.errors import KvfuzzError
-from kvfuzz.model.scene import Scene
+from kvfuzz.model.any_case import AnyCase
 
 
 class Falsified(Exception):  # noqa: N818  (what Hypothesis calls it)
-    """The scene under test failed in the way that is being shrunk."""
+    """The case under test failed in the way that is being shrunk."""
 
 
 class _Stop(BaseException):
@@ -40,42 +40,42 @@ def _home_elsewhere() -> Iterator[None]:
 
 
 class Shrunk(NamedTuple):
-    """The smallest scene that failed, or None where none did again, and what ended it early."""
+    """The smallest case that failed, or None where none did again, and what ended it early."""
 
-    scene: Scene | None
+    case: AnyCase | None
     interruption: KvfuzzError | KeyboardInterrupt | None
 
 
 def shrunk(
-    scenes: SearchStrategy[Scene],
+    cases: SearchStrategy[AnyCase],
     values: Sequence[int],
-    fails: Callable[[Scene], bool],
+    fails: Callable[[AnyCase], bool],
     *,
-    size_of: Callable[[Scene], tuple[int, ...]],
+    size_of: Callable[[AnyCase], tuple[int, ...]],
     seconds: float,
 ) -> Shrunk:
-    """The smallest scene by `size_of` that `fails`, on the way down from the choices `values`.
+    """The smallest case by `size_of` that `fails`, on the way down from the choices `values`.
 
     What `fails` raises ends the way down, and is returned beside the best so far.
     """
-    failing: list[Scene] = []
+    failing: list[AnyCase] = []
     interruptions: list[KvfuzzError | KeyboardInterrupt] = []
     end = time.monotonic() + seconds
 
-    def test(scene: Scene) -> None:
+    def test(case: AnyCase) -> None:
         if time.monotonic() >= end:
             raise _Stop
         try:
-            failed = fails(scene)
+            failed = fails(case)
         except (KvfuzzError, KeyboardInterrupt) as error:
             interruptions.append(error)
             raise _Stop from None
         if failed:
-            failing.append(scene)
+            failing.append(case)
             raise Falsified
 
     configured = settings(
-        max_examples=2,  # the plainest scene, which Hypothesis begins with, and the given one
+        max_examples=2,  # the plainest case, which Hypothesis begins with, and the given one
         phases=(Phase.generate, Phase.shrink),
         backend=use_choices(values),
         database=None,
@@ -87,7 +87,7 @@ def shrunk(
         stateful_step_count=1,
         suppress_health_check=list(HealthCheck),
     )
-    run = hypothesis.seed(0)(configured(given(scenes)(test)))
+    run = hypothesis.seed(0)(configured(given(cases)(test)))
     try:
         with _home_elsewhere():
             run()

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from kvfuzz.model.axes import axes_of
+from kvfuzz.model.axes import AXIS
 from kvfuzz.model.coverage import Coverage
 from kvfuzz.model.events import Combinations, Summary
 from kvfuzz.model.verdict import Hazard, Verdict
@@ -12,10 +12,9 @@ MOST_HAZARDS = 20
 
 
 class Tally:
-    """Counts verdicts of `op`; only cases that were drawn to search count, not those of shrinking."""
+    """Counts verdicts; only cases that were drawn to search count, not those of shrinking."""
 
-    def __init__(self, op: str) -> None:
-        self._op = op
+    def __init__(self) -> None:
         self.executed = 0
         self.refused = 0
         self._last_refusal = ""
@@ -90,8 +89,8 @@ class Tally:
             elapsed_s=elapsed_s,
             ended_by=ended_by,
             facts={
-                axis.name: {level: self._facts[axis.name][level] for level in axis.levels}
-                for axis in axes_of(self._op)
+                name: {level: counts[level] for level in AXIS[name].levels}
+                for name, counts in self._facts.items()
             },
             not_checked={name: dict(reasons) for name, reasons in self._not_checked.items()},
             passed=dict(self._passed),

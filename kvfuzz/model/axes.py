@@ -166,9 +166,8 @@ class Domain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         where = where or {}
         of_op = {axis.name for axis in axes_of(op)}
         if strange := [name for name in where if name not in of_op]:
-            raise UsageError(
-                f"--where {strange[0]}: {op} has no such axis; its axes are {', '.join(sorted(of_op))}"
-            )
+            known = ", ".join(sorted(of_op))
+            raise UsageError(f"--where {strange[0]}: {op} has no such axis; its axes are {known}")
         allowed = dict(self.allowed)
         for name, axis in ((each.name, each) for each in axes_of(op)):
             possible = [each for each in self.levels(name) if each in axis.levels_for(op)]

@@ -90,9 +90,7 @@ def _group_sizes(case: PlanCase) -> list[int]:
 
 def _geometry(case: PlanCase) -> str:
     """Whether attention groups have pages of one shape, or of several block sizes or heads."""
-    shapes = {
-        (layer.block_size, layer.num_kv_heads, layer.head_size) for layer in _attention(case)
-    }
+    shapes = {(layer.block_size, layer.num_kv_heads, layer.head_size) for layer in _attention(case)}
     return "same" if len(shapes) < 2 else "differs"
 
 
@@ -118,9 +116,7 @@ def _states(case: PlanCase) -> str:
 
 
 def _value_heads(case: PlanCase) -> str:
-    different = any(
-        layer.head_size_v not in (0, layer.head_size) for layer in _attention(case)
-    )
+    different = any(layer.head_size_v not in (0, layer.head_size) for layer in _attention(case))
     return "other" if different else "same"
 
 

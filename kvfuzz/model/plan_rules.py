@@ -53,7 +53,7 @@ PLAN_RULES: tuple[Rule, ...] = (
     ),
     Rule(("form", "geometry"), lambda form, g: g == "same" or form != "latent"),
     # Heads outside of a page say the same of all groups where their pages have one shape
-    # (resolve_kv_cache_layout: specs with several (num_heads, num_states, page) need a compact one).
+    # (specs with several (num_heads, num_states, page) need a compact one, 0.33.0).
     Rule(
         ("kv_layout", "kinds", "geometry"),
         lambda layout, kinds, g: layout in COMPACT or (g == "same" and "mamba" not in kinds),

@@ -12,17 +12,16 @@ import json
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model import case as cases
+from kvfuzz.model.any_case import AnyCase, check_case, op_of
 from kvfuzz.model.axes import facts, nearest
 from kvfuzz.model.case import Case
 from kvfuzz.model.fill import ALGORITHM
 from kvfuzz.model.lower import lower
 from kvfuzz.model.round_trip import touched
-from kvfuzz.model.steps import check_steps
 from kvfuzz.model.upgrades import UPGRADES
-from kvfuzz.model.verdict import PROPERTY_NAMES, Launch
+from kvfuzz.model.verdict import ALL_PROPERTY_NAMES, Launch
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +50,7 @@ class Seed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: str
     op: str
     property: str
-    case: Case
+    case: AnyCase
     expected: Expected
     provenance: Provenance
     fill: str = ALGORITHM
@@ -107,24 +106,28 @@ def load(data: bytes, *, where: str) -> Seed:
         ) from None
     if seed.fill != ALGORITHM:
         raise UsageError(f"seed {where}: fill={seed.fill!r}, expected {ALGORITHM!r}")
-    if seed.property not in PROPERTY_NAMES:
-        raise UsageError(
-            f"seed {where}: property={seed.property!r}; {nearest(seed.property, PROPERTY_NAMES)}"
-        )
+    if seed.property not in ALL_PROPERTY_NAMES:
+        said = nearest(seed.property, ALL_PROPERTY_NAMES)
+        raise UsageError(f"seed {where}: property={seed.property!r}; {said}")
     try:
-        cases.check(seed.case)
-        check_steps(seed.case)
+        check_case(seed.case)
     except (UsageError, OverflowError) as error:
         raise UsageError(f"seed {where}: {error}") from None
+    if isinstance(seed.case, Case):
+        _check_scene(seed.case, where)
+    if op_of(seed.case) != seed.op:
+        raise UsageError(f"seed {where}: op={seed.op!r} with a case of {op_of(seed.case)}")
+    return seed
+
+
+def _check_scene(case: Case, where: str) -> None:
+    """Raise UsageError where a case is not what its scene means."""
     try:
-        intended = lower(seed.case.scene)
+        intended = lower(case.scene)
     except UsageError as error:
         raise UsageError(f"seed {where}: {error}") from None
-    if _meaning(intended) != _meaning(seed.case):
+    if _meaning(intended) != _meaning(case):
         raise UsageError(f"seed {where}: its scene and its case mean different things")
-    if seed.case.steps[0].op != seed.op:
-        raise UsageError(f"seed {where}: op={seed.op!r} with a step of {seed.case.steps[0].op}")
-    return seed
 
 
 def _meaning(case: Case) -> object:

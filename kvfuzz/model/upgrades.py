@@ -2,7 +2,7 @@
 
 Version 2 gives an attention layer its nesting, page padding, granularity and size of V, a field its
 own fill, and a step the fields of its scales, where version 1 had one scale of each side and knew
-nothing of the rest.
+nothing of the rest. Version 3 says of a case whether it is one of kernels or of a cache plan.
 """
 
 from collections.abc import Callable
@@ -60,5 +60,9 @@ def _plan_to_2(plan: Raw) -> Raw:
     }
 
 
-UPGRADES: dict[int, Callable[[Raw], Raw]] = {1: _to_2}
+def _to_3(seed: Raw) -> Raw:
+    return {**seed, "schema": 3, "case": {**seed["case"], "type": "tokens"}}
+
+
+UPGRADES: dict[int, Callable[[Raw], Raw]] = {1: _to_2, 2: _to_3}
 """From schema version to the function that returns the same seed one version later."""

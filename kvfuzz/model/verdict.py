@@ -28,12 +28,26 @@ PROPERTY_NAMES: tuple[str, ...] = (
     "block_permutation",
     "batch_invariance",
 )
-"""Every property, in the order in which a finding is named after them.
+"""Every property of kernels, in the order in which a finding is named after them.
 
 A lossy integer is the cause of what follows; a race is as often as not the consequence of a wrong
 stride, whose byte says more. What relates two cases comes after what judges one, and after
 `determinism`, without which no relation means anything.
 """
+
+PLAN_PROPERTY_NAMES: tuple[str, ...] = (
+    "crash",
+    "bounds",
+    "shape",
+    "aliasing",
+    "disjoint",
+    "page_bytes",
+    "sharing",
+    "oracle",
+)
+"""Every property of ops on a cache plan, in the order in which a finding is named after them."""
+
+ALL_PROPERTY_NAMES = tuple(dict.fromkeys((*PROPERTY_NAMES, *PLAN_PROPERTY_NAMES)))
 
 CAUSES = ("crash", "no_overflow")
 """What else fails beside one of these is its consequence."""

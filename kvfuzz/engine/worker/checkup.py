@@ -8,7 +8,7 @@ import torch
 from kvfuzz.engine.worker.judge import Judge
 from kvfuzz.engine.worker.lanes import Lane, open_lane
 from kvfuzz.errors import KvfuzzError
-from kvfuzz.kernels.resolve import resolve
+from kvfuzz.kernels.resolve import resolve_kernel
 from kvfuzz.model.checkup import Checkup, LaneState
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.layout import Geometry
@@ -50,8 +50,8 @@ def examine(lane_name: str, arch: str) -> Checkup:
 
 
 def _tried(lane: Lane) -> LaneState:
-    target = resolve(TargetSpec("builtin:gather_cache"), arch=lane.arch)
-    partner = resolve(TargetSpec(target.info.partner), arch=lane.arch)
+    target = resolve_kernel(TargetSpec("builtin:gather_cache"), arch=lane.arch)
+    partner = resolve_kernel(TargetSpec(target.info.partner), arch=lane.arch)
     verdict = Judge(target, partner, lane).verdict(lower(SCENE))
     wrong = [f"{each.name} failed" for each in verdict.failed]
     decided = tuple(each.name for each in verdict.results if each.outcome == "passed")

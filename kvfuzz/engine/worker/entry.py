@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvfuzz.model.case import Case
+from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.target import TargetInfo, TargetSpec
 from kvfuzz.model.vocabulary import Levels
 
 if TYPE_CHECKING:
     from kvfuzz.engine.worker.judge import Judge
+    from kvfuzz.engine.worker.plan_judge import PlanJudge
     from kvfuzz.model.verdict import Verdict
 
 
@@ -65,23 +67,29 @@ def settle() -> None:
 
 
 @lru_cache(maxsize=1)
-def _judge(config: bytes) -> "Judge":
+def _judge(config: bytes) -> "Judge | PlanJudge":
     import torch
 
     from kvfuzz.engine.worker.judge import Judge
     from kvfuzz.engine.worker.lanes import open_lane
-    from kvfuzz.kernels.resolve import resolve
+    from kvfuzz.engine.worker.plan_judge import PlanJudge
+    from kvfuzz.kernels.plan_targets import PlanAdapter
+    from kvfuzz.kernels.resolve import resolve, resolve_kernel
 
     # Cases are small: threads cost more than they bring, and shards share the cores.
     torch.set_num_threads(1)
     wanted = msgspec.msgpack.decode(config, type=WorkerConfig)
     lane = open_lane(wanted.lane, wanted.arch)
     target = resolve(wanted.target, arch=lane.arch)
-    partner = None
-    if target.info.partner:
-        spec = msgspec.structs.replace(wanted.target, name=target.info.partner, op="")
-        partner = resolve(spec, arch=lane.arch)
-    judge = Judge(target, partner, lane, wanted.where)
+    judge: Judge | PlanJudge
+    if isinstance(target, PlanAdapter):
+        judge = PlanJudge(target, lane)
+    else:
+        partner = None
+        if target.info.partner:
+            spec = msgspec.structs.replace(wanted.target, name=target.info.partner, op="")
+            partner = resolve_kernel(spec, arch=lane.arch)
+        judge = Judge(target, partner, lane, wanted.where)
     # What was imported stays: a collection that walks it costs as much as a dozen cases. Compiling
     # makes many objects and few cycles, so that the young ones need no look every 700.
     gc.collect()
@@ -120,12 +128,18 @@ def check(
     patience_s: float = math.inf,
 ) -> bytes:
     """Execute and judge one case (`Judge.verdict`); msgpack of Verdict."""
+    from kvfuzz.engine.worker.judge import Judge
+
     judge = _judge(config)
-    verdict: Verdict = judge.verdict(
-        msgspec.msgpack.decode(case, type=Case),
-        in_turn=in_turn,
-        explain=explain,
-        patience_s=patience_s,
-    )
+    verdict: Verdict
+    if isinstance(judge, Judge):
+        verdict = judge.verdict(
+            msgspec.msgpack.decode(case, type=Case),
+            in_turn=in_turn,
+            explain=explain,
+            patience_s=patience_s,
+        )
+    else:
+        verdict = judge.verdict(msgspec.msgpack.decode(case, type=PlanCase))
     judge.lane.rest()
     return msgspec.msgpack.encode(verdict)

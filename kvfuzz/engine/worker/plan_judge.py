@@ -4,7 +4,6 @@ Views are data, and every lane makes the same ones: no kernel is launched and no
 """
 
 import hashlib
-import math
 
 import msgspec
 
@@ -25,16 +24,8 @@ class PlanJudge:
         self.target = target
         self.lane = lane
 
-    def verdict(
-        self,
-        case: PlanCase,
-        *,
-        in_turn: bool = False,
-        explain: bool = False,
-        patience_s: float = math.inf,
-    ) -> Verdict:
-        """The outcome of every property on `case`. There are no turns, and all is explained."""
-        del in_turn, explain, patience_s
+    def verdict(self, case: PlanCase) -> Verdict:
+        """The outcome of every property on `case`: there are no turns, and all is explained."""
         try:
             run = self.run(case)
         except NotCheckedError as error:

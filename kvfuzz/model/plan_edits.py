@@ -1,0 +1,159 @@
+"""Simpler plan cases: what to try, in which order, when a failing one is to be made small.
+
+A plan is taken back to the layers of its groups and planned again, so that placements always follow
+from the layers. A plan that no planning makes (it was written by hand) loses blocks at most.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model import planning
+from kvfuzz.model.cache_plan import CacheLayer, CachePlan, State
+from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.search import Steps, fewest, first_of, smallest
+
+Search = Steps[PlanCase]
+Groups = list[list[CacheLayer]]
+Replan = Callable[[Groups, int], CachePlan]
+
+PLAIN_SIZES: tuple[dict[str, int], ...] = (
+    {"num_kv_heads": 1},
+    {"num_kv_heads": 2},
+    {"head_size": 8},
+    {"kernel_block_size": 4},
+    {"kernel_block_size": 16},
+)
+"""What is tried for all attention layers at once, so that their pages stay equally large."""
+
+
+def planner_of(plan: CachePlan) -> Replan:
+    """The planning that made `plan`, by how its layers are placed."""
+    if plan.kv_layout:
+        return lambda groups, blocks: planning.one_buffer(groups, blocks, plan.kv_layout)
+    return planning.packed if any(each.packed for each in plan.placements) else planning.separate
+
+
+def groups_of(plan: CachePlan) -> Groups:
+    """The layers of each group."""
+    return [[plan.layer(name) for name in group] for group in plan.groups]
+
+
+def simplifications(case: PlanCase) -> Search:
+    """Candidates that are simpler than `case`, pass after pass, until a round changes nothing."""
+    seen: list[PlanCase] = []
+    while case not in seen:
+        seen.append(case)
+        case = yield from _fewer_ids(case)
+        if not _is_planned(case.plan):
+            return case
+        case = yield from _fewer_layers(case)
+        case = yield from _fewer_blocks(case)
+        case = yield from first_of(case, _plainer(case))
+    return case
+
+
+def _is_planned(plan: CachePlan) -> bool:
+    return _replanned(plan, groups_of(plan), plan.num_blocks) == plan
+
+
+def _replanned(plan: CachePlan, groups: Groups, num_blocks: int) -> CachePlan | None:
+    kept = [group for group in groups if any(not layer.shares for layer in group)]
+    try:
+        return planner_of(plan)(kept, num_blocks) if kept else None
+    except UsageError:
+        return None
+
+
+def _with(case: PlanCase, groups: Groups, num_blocks: int) -> PlanCase:
+    """`case` with other layers or blocks; `case` itself where they cannot be planned."""
+    plan = _replanned(case.plan, groups, num_blocks)
+    if plan is None:
+        return case
+    ids = tuple(min(block, num_blocks - 1) for block in case.block_ids)
+    return msgspec.structs.replace(case, plan=plan, block_ids=ids)
+
+
+def _fewer_ids(case: PlanCase) -> Search:
+    return (
+        yield from fewest(
+            case,
+            case.block_ids,
+            lambda ids: msgspec.structs.replace(case, block_ids=ids),
+            min(1, len(case.block_ids)),
+        )
+    )
+
+
+def _fewer_layers(case: PlanCase) -> Search:
+    names = tuple(layer.name for layer in case.plan.layers)
+
+    def rebuild(kept: tuple[str, ...]) -> PlanCase:
+        groups = [
+            [
+                each
+                for each in group
+                if each.name in kept and (not each.shares or each.shares in kept)
+            ]
+            for group in groups_of(case.plan)
+        ]
+        return _with(case, groups, case.plan.num_blocks)
+
+    return (yield from fewest(case, names, rebuild, 1))
+
+
+def _fewer_blocks(case: PlanCase) -> Search:
+    groups = groups_of(case.plan)
+    return (
+        yield from smallest(case, case.plan.num_blocks, 1, lambda count: _with(case, groups, count))
+    )
+
+
+def _plainer(case: PlanCase) -> Iterator[PlanCase]:
+    """Smaller pages: the same change to every attention layer, states made to fit again."""
+    layers = [layer for layer in case.plan.layers if layer.is_attention]
+    for sizes in PLAIN_SIZES:
+        if all(getattr(layer, name) > value for layer in layers for name, value in sizes.items()):
+            yield _changed(case, sizes)
+    if any(layer.ratio > 1 for layer in layers):
+        groups = [[_whole(layer) for layer in group] for group in groups_of(case.plan)]
+        yield _with(case, groups, case.plan.num_blocks)
+
+
+def _whole(layer: CacheLayer) -> CacheLayer:
+    return msgspec.structs.replace(layer, kernel_block_size=layer.block_size)
+
+
+def _changed(case: PlanCase, sizes: dict[str, int]) -> PlanCase:
+    def changed(layer: CacheLayer) -> CacheLayer:
+        if not layer.is_attention:
+            return layer
+        new = dict(sizes)
+        if "head_size" in new and layer.head_size_v:
+            new["head_size_v"] = new["head_size"] + layer.head_size_v - layer.head_size
+        if "kernel_block_size" in new:
+            new["block_size"] = new["kernel_block_size"] * layer.ratio
+        smaller = msgspec.structs.replace(layer, **new)
+        extra = max(0, layer.page_padded - layer.page_bytes)
+        padded = smaller.page_bytes + extra if layer.page_padded else 0
+        return msgspec.structs.replace(smaller, page_padded=padded)
+
+    groups = [[changed(layer) for layer in group] for group in groups_of(case.plan)]
+    page = next((each.page_stride for group in groups for each in group if each.is_attention), 0)
+    groups = [[each if each.is_attention else _fitted(each, page) for each in g] for g in groups]
+    return _with(case, groups, case.plan.num_blocks)
+
+
+def _fitted(layer: CacheLayer, page: int) -> CacheLayer:
+    """A layer of states whose last one is as large as a page of `page` bytes leaves room for."""
+    *others, last = layer.states
+    room = page - sum(state.nbytes for state in others)
+    if page == 0 or room < itemsize(last.dtype):
+        return layer
+    spare = max(0, layer.page_stride - layer.page_bytes)
+    count = max(1, (room - min(spare, room // 2)) // itemsize(last.dtype))
+    states = (*others, State(last.dtype, (1, count)))
+    used = sum(state.nbytes for state in states)
+    return msgspec.structs.replace(layer, states=states, page_padded=page if used < page else 0)
