@@ -46,6 +46,26 @@ SHIPPED: tuple[Listed, ...] = (
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",
     ),
     Listed(
+        "vllm:create_kv_cache_views",
+        "cache_views",
+        "vLLM's views by KVCacheLayout, from 0.29.0 on; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:v1_cache_views",
+        "cache_views",
+        "vLLM's views by its V1 runner, until 0.28.0; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:v2_cache_views",
+        "cache_views",
+        "vLLM's views by its V2 runner, until 0.28.0; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:split_kv_cache",
+        "cache_views",
+        "V1's views as AITER's unified attention splits them; needs --source vllm=DIR",
+    ),
+    Listed(
         "vllm:cp_mha_gather_cache",
         "gather_cache",
         "vLLM's AITER gather, NHD and SHUFFLE; needs --source vllm=DIR",

@@ -27,6 +27,7 @@ MAKERS: dict[str, tuple[str, str]] = {
     "mutant": ("kvfuzz.kernels.own", "mutant"),
     "conch": ("kvfuzz.kernels.conch", "adapter"),
     "vllm": ("kvfuzz.kernels.vllm", "adapter"),
+    "vllm views": ("kvfuzz.kernels.vllm_views", "adapter"),
 }
 """Module and function by the part of a name before its colon; loaded when asked for."""
 
@@ -47,7 +48,8 @@ def resolve(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter | PlanAdap
         )
     listed = {target.name: target for target in list_targets()}
     if kind in MAKERS and (spec.name in listed or kind == "mutant"):
-        return _checked(_maker(*MAKERS[kind])(spec, arch=arch), spec)
+        builds = kind == "vllm" and listed[spec.name].op == "cache_views"
+        return _checked(_maker(*MAKERS["vllm views" if builds else kind])(spec, arch=arch), spec)
     for entry in entry_points(group=ENTRY_POINTS, name=spec.name):
         make: Callable[[TargetSpec], Adapter | PlanAdapter] = entry.load()
         return _checked(make(spec), spec)

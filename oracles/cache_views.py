@@ -7,8 +7,9 @@ says where block b of K and of V lies, whatever shapes its layers are handed:
     kv_first      all K pages, then all V pages: block b of a side is at b * P
     blocks_first  the K page and the V page of a block side by side: at b * 2P
 
-Layers whose backends disagree must be handed views of one storage. Which of the two is the engine's
-choice: the V1 runner took blocks_first (#47035), the V2 runner kv_first (#47685).
+All layers of an allocation must be handed views of one storage. Which of the two is the engine's
+choice: where backends disagree the V1 runner took blocks_first (#47035), the V2 runner kv_first
+(#47685).
 """
 
 from collections.abc import Sequence
@@ -21,18 +22,23 @@ KV_FIRST, BLOCKS_FIRST = "kv_first", "blocks_first"
 
 
 def storages(plan: CachePlan, allocation: str) -> tuple[str, ...]:
-    """The storages that an allocation may have, one of them where its layers leave no choice.
+    """The storages that an allocation may have, first the one that its layers' backends ask for.
 
-    Beside Mamba state, whose pages lie in one piece, so do those of attention (#37228).
+    Pages of K and V lie in one piece where anything else does: Mamba state (#37228), a latent,
+    padding, or the page of another slot behind them.
     """
-    forms = {
-        layer.form
-        for layer in plan.owners
-        if layer.is_attention and plan.placement_of[layer.name].allocation == allocation
-    }
-    if KV_FIRST not in forms or plan.has_state:
+    at = plan.placement_of
+    over = [layer for layer in plan.owners if at[layer.name].allocation == allocation]
+    apart = all(
+        layer.form in (KV_FIRST, BLOCKS_FIRST)
+        and not layer.page_padded
+        and at[layer.name].block_stride == layer.page_bytes
+        for layer in over
+    )
+    if not apart:
         return (BLOCKS_FIRST,)
-    return (KV_FIRST,) if forms == {KV_FIRST} else (BLOCKS_FIRST, KV_FIRST)
+    kv_first = all(layer.form == KV_FIRST for layer in over) and not plan.has_state
+    return (KV_FIRST, BLOCKS_FIRST) if kv_first else (BLOCKS_FIRST, KV_FIRST)
 
 
 def expected(plan: CachePlan, layer: CacheLayer, storage: str) -> tuple[LayerView, ...]:

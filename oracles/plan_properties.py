@@ -77,8 +77,8 @@ def aliasing(run: PlanRun) -> Violation | None:
             if found is not None:
                 byte, theirs, mine = found
                 return Violation(
-                    f"layers {one.name} and {other.name} disagree on block {mine}: byte {byte} of "
-                    f"{allocation} is of block {mine} by {other.name}, and of block {theirs} by "
+                    f"{one.name} and {other.name} disagree on block {mine}: byte {byte} of "
+                    f"{allocation} is in block {mine} of {other.name} and in block {theirs} of "
                     f"{one.name}",
                     Place(allocation, byte, "", other.name, {"block": mine}),
                 )

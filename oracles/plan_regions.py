@@ -5,8 +5,8 @@ import numpy as np
 from kvfuzz.model.cache_plan import CacheLayer
 from kvfuzz.model.layer_view import Region
 from kvfuzz.model.verdict import Place, Violation
-from kvfuzz.oracles.byte_map import Runs, merged, overlap, runs_of, together
-from kvfuzz.oracles.cache_views import expected_views, storages
+from kvfuzz.oracles.byte_map import Runs, merged, overlap, together
+from kvfuzz.oracles.cache_views import expected, storages
 from kvfuzz.oracles.plan_run import PlanRun
 
 
@@ -47,19 +47,14 @@ def page_bytes(run: PlanRun) -> Violation | None:
     plan = run.case.plan
     for layer in plan.owners:
         allocation = plan.placement_of[layer.name].allocation
+        views = expected(plan, layer, storages(plan, allocation)[0])
+        page = merged(together([run.runs(view) for view in views]))
         moved = merged(_moved(run, layer))
-        pages = []
-        for storage in storages(plan, allocation):
-            views = expected_views(plan, {each.name: storage for each in plan.allocations})
-            mine = [view for view in views if view.layer == layer.name]
-            pages.append(
-                merged(together([runs_of(view, plan.num_blocks, run.blocks) for view in mine]))
-            )
-        if not any(_same(moved, page) for page in pages):
+        if not _same(moved, page):
             return Violation(
                 f"the regions of layer {layer.name} have {moved.nbytes} bytes in {len(run.blocks)} "
-                f"blocks that are not those of its pages ({pages[0].nbytes} bytes)",
-                Place(allocation, _first_difference(moved, pages[0]), "", layer.name),
+                f"blocks, and not those of its pages ({page.nbytes} bytes)",
+                Place(allocation, _first_difference(moved, page), "", layer.name),
             )
     return None
 

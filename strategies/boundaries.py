@@ -74,9 +74,7 @@ PLAN_BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"form": "content_packed", "value_heads": "other"}, "K and V of two sizes"),
     Boundary({"form": "head_slots", "kv_layout": "LHBNC"}, "K of all blocks, then V"),
     Boundary({"form": "content_packed", "kv_layout": "BHLNC"}, "layers inside of heads"),
-    Boundary(
-        {"kinds": "full+sliding", "geometry": "differs"}, "one page of two shapes: Gemma-4"
-    ),
+    Boundary({"kinds": "full+sliding", "geometry": "differs"}, "one page of two shapes: Gemma-4"),
     Boundary({"kinds": "full+sliding", "sharers": "several"}, "layers without a cache: Gemma-3n"),
     Boundary({"groups": "3+", "group_sizes": "uneven"}, "slots that a group leaves empty"),
     Boundary({"kinds": "mla", "layers": "3+"}, "one row a token, no V"),

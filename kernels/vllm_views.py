@@ -1,0 +1,338 @@
+"""vLLM's view builders out of a source tree: who decides which bytes a layer's blocks are.
+
+    vllm:v1_cache_views         GPUModelRunner._reshape_kv_cache_tensors, what it calls included
+    vllm:v2_cache_views         _reshape_kv_cache of the V2 runner (worker/gpu/attn_utils.py)
+    vllm:split_kv_cache         the V1 runner's views as RocmAiterUnifiedAttentionImpl splits them
+    vllm:create_kv_cache_views  create_kv_cache_views, from 0.29.0 on
+
+Views are those that kernels are handed: what a backend takes apart, each by the way its own source
+takes it apart, is taken apart here.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvfuzz.errors import NotCheckedError
+from kvfuzz.kernels.adapter import content_of
+from kvfuzz.kernels.builtin.cache_views import DTYPES
+from kvfuzz.kernels.plan_targets import PlanAdapter, bind
+from kvfuzz.kernels.vllm_specs import (
+    BACKENDS,
+    INTERFACE,
+    MlaBackend,
+    Specs,
+    has_method,
+    method,
+    scope_of,
+    takes,
+)
+from kvfuzz.model.axes import Domain
+from kvfuzz.model.cache_plan import CacheLayer, CachePlan
+from kvfuzz.model.plan_axes import TOKENS
+from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
+from kvfuzz.model.vocabulary import Levels
+
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+ATTN_UTILS = "vllm/v1/worker/gpu/attn_utils.py"
+AITER_UNIFIED = f"{BACKENDS}/rocm_aiter_unified_attn.py"
+
+REFUSALS = (AssertionError, NotImplementedError)
+BLOCKS_OF_16: Levels = tuple(each for each in TOKENS if int(each) % 16 == 0)
+"""Every backend's get_kv_cache_shape raises for other sizes."""
+
+Parts = dict[str, dict[str, Tensor]]
+Split = Callable[[CacheLayer, Tensor], tuple[Tensor, Tensor]]
+"""K and V, `[num_blocks, block_size, num_kv_heads, head_size]`, out of a layer's whole view."""
+
+
+def adapter(spec: TargetSpec, *, arch: str) -> PlanAdapter:
+    """The adapter of `spec.name`, from the tree that `spec.sources` gives for vllm.
+
+    Raises NotCheckedError without a tree, or with one that lacks what the target is about.
+    """
+    if "vllm" not in spec.sources:
+        raise NotCheckedError(f"{spec.name} needs --source vllm=DIR, a folder that contains vllm/")
+    specs = Specs(Path(spec.sources["vllm"]), arch)
+    makers = {
+        "vllm:v1_cache_views": _v1,
+        "vllm:v2_cache_views": _v2,
+        "vllm:split_kv_cache": _split_by_aiter,
+        "vllm:create_kv_cache_views": _since_kv_layouts,
+    }
+    return makers[spec.name](specs)
+
+
+def _adapter(
+    name: str, file: str, specs: Specs, function: Callable[..., Parts], domain: Domain
+) -> PlanAdapter:
+    content = content_of((specs.tree.root / file).read_bytes())
+    info = TargetInfo(name, "cache_views", domain, Quantise(), "", content)
+    return PlanAdapter(info, bind(function, "cache_views"), REFUSALS)
+
+
+class Backends:
+    """The tree's backends of each form, before there were KVCacheLayouts."""
+
+    def __init__(self, specs: Specs, blocks_first: str) -> None:
+        load = specs.tree.load
+        self.rocm: Any = load(f"{BACKENDS}/rocm_attn.py").RocmAttentionBackend
+        module = load(f"{BACKENDS}/{blocks_first}.py")
+        self._module = module
+        names = {
+            "triton_attn": "TritonAttentionBackend",
+            "rocm_aiter_unified_attn": "RocmAiterUnifiedAttentionBackend",
+        }
+        self.blocks_first: Any = getattr(module, names[blocks_first])
+        if self.blocks_first.get_kv_cache_shape(7, 16, 3, 8) != (7, 2, 16, 3, 8):
+            raise NotCheckedError(
+                f"{module.__file__}: its pages are not (num_blocks, 2, ...) in this tree"
+            )
+
+    def of(self, layer: CacheLayer) -> Any:
+        """The backend that takes a layer's pages for its form."""
+        if layer.form == "blocks_first":
+            # What VLLM_KV_CACHE_LAYOUT says, which a backend asks for; a plan has one.
+            self._module.__dict__["get_kv_cache_layout"] = layer.order.upper
+        if layer.form == "latent":
+            return MlaBackend
+        return self.rocm if layer.form == "kv_first" else self.blocks_first
+
+
+def _unbound(layer: CacheLayer, cache: Tensor) -> tuple[Tensor, Tensor]:
+    """As the backends take their caches apart: along the axis of two (rocm_attn, triton_attn)."""
+    k, v = cache.unbind(0 if layer.form == "kv_first" else 1)
+    return k, v
+
+
+def _parts(plan: CachePlan, caches: Mapping[str, Any], split: Split = _unbound) -> Parts:
+    made: Parts = {}
+    for layer in plan.layers:
+        cache = caches[layer.name]
+        if layer.form == "states":
+            made[layer.name] = {f"state_{i}": state for i, state in enumerate(cache)}
+        elif layer.form == "latent":
+            made[layer.name] = {"latent": cache}
+        else:
+            k, v = split(layer, cache)
+            made[layer.name] = {"k": k, "v": v}
+    return made
+
+
+def _raw(allocations: Mapping[str, Tensor], plan: CachePlan) -> dict[str, Tensor]:
+    """By layer, the int8 tensor that its runner allocated for it."""
+    return {
+        name: allocations[each.allocation].view(torch.int8)
+        for each in plan.placements
+        for name in each.layers
+    }
+
+
+def _kernel_block_sizes(plan: CachePlan) -> list[int]:
+    return [plan.layer(group[0]).kernel_block_size for group in plan.groups]
+
+
+_BEFORE = {
+    "placement": ("separate", "packed"),
+    "kv_layout": ("none",),
+    "form": ("kv_first", "blocks_first", "mixed", "latent"),
+    "tokens": BLOCKS_OF_16,
+}
+_FORBIDDEN: tuple[dict[str, Levels], ...] = (
+    # _restride_blocks_first_kv_cache_to_kv_first_storage says that it skips others than NHD.
+    {"form": ("mixed",), "page_order": ("hnd",)},
+)
+
+
+def _v2(specs: Specs) -> PlanAdapter:
+    utils = specs.tree.load(ATTN_UTILS)
+    reshape = getattr(utils, "_reshape_kv_cache", None)
+    if reshape is None:
+        raise NotCheckedError(f"{ATTN_UTILS} has no _reshape_kv_cache: absent in this tree")
+    backends = Backends(specs, "triton_attn")
+
+    def views(allocations: Mapping[str, Tensor], plan: CachePlan) -> Parts:
+        given = {
+            "attn_groups": specs.groups(plan, backends.of),
+            "kv_cache_raw_tensors": _raw(allocations, plan),
+            "cache_dtype": "auto",
+            "kernel_block_sizes": _kernel_block_sizes(plan),
+            "shared_kv_cache_layers": {each.name: each.shares for each in plan.sharers},
+            "kv_cache_config": specs.config(plan),
+        }
+        caches = reshape(**{name: given[name] for name in takes(reshape)})
+        return _parts(plan, caches)
+
+    # "Cannot determine layout for tensor of shape (2, 2, ...)".
+    two_blocks: dict[str, Levels] = {
+        "kinds": _with("mamba"),
+        "form": ("kv_first",),
+        "num_blocks": ("2",),
+    }
+    domain = Domain(
+        allowed=_BEFORE,
+        forbidden=(*_FORBIDDEN, two_blocks),
+        source=f"{ATTN_UTILS}: _reshape_kv_cache, its assertions and its warning",
+    )
+    return _adapter("vllm:v2_cache_views", ATTN_UTILS, specs, views, domain)
+
+
+def _with(kind: str) -> Levels:
+    from kvfuzz.model.plan_axes import KIND_SETS
+
+    return tuple(each for each in KIND_SETS if kind in each.split("+"))
+
+
+def _v1(specs: Specs) -> PlanAdapter:
+    views = _v1_views(specs, Backends(specs, "triton_attn"), _unbound)
+    return _adapter("vllm:v1_cache_views", RUNNER, specs, views, _v1_domain())
+
+
+def _v1_domain() -> Domain:
+    return Domain(
+        # Layers that share a cache are bound to it by the caller of these methods.
+        allowed={**_BEFORE, "sharers": ("none",)},
+        forbidden=_FORBIDDEN,
+        source=f"{RUNNER}: _reshape_kv_cache_tensors and what it calls",
+    )
+
+
+def _v1_views(specs: Specs, backends: Backends, split: Split) -> Callable[..., Parts]:
+    """The runner's methods, bound to an object that has what they read of a runner."""
+    path = specs.tree.find(RUNNER)
+    names = (
+        "_reshape_kv_cache_tensors",
+        "_update_hybrid_attention_mamba_layout",
+        "_kv_cache_spec_attn_group_iterator",
+        "_has_mixed_attention_kv_layout",
+    )
+    utils = specs.tree.load(ATTN_UTILS) if (specs.tree.root / ATTN_UTILS).is_file() else None
+    scope = scope_of(
+        specs.interface,
+        **{
+            name: getattr(utils, name)
+            for name in ("_reshape_attention_kv_cache",)
+            if hasattr(utils, name)
+        },
+    )
+    found = {
+        name: method(path, "GPUModelRunner", name, scope)
+        for name in names
+        if has_method(path, "GPUModelRunner", name)
+    }
+    if names[0] not in found:
+        raise NotCheckedError(f"{RUNNER} has no {names[0]}: absent in this tree")
+
+    class Runner:
+        """What the methods read of a GPUModelRunner."""
+
+        runner_only_attn_layers: frozenset[str] = frozenset()
+        cache_config = SimpleNamespace(cache_dtype="auto")
+
+        def __init__(self, plan: CachePlan) -> None:
+            self.kv_cache_config = specs.config(plan)
+            self.attn_groups = [[group] for group in specs.groups(plan, backends.of)]
+
+    for name, function in found.items():
+        setattr(Runner, name, function)
+
+    def views(allocations: Mapping[str, Tensor], plan: CachePlan) -> Parts:
+        runner: Any = Runner(plan)
+        caches = runner._reshape_kv_cache_tensors(
+            _raw(allocations, plan), _kernel_block_sizes(plan)
+        )
+        return _parts(plan, caches, split)
+
+    return views
+
+
+def _split_by_aiter(specs: Specs) -> PlanAdapter:
+    """Blocks-first layers as RocmAiterUnifiedAttentionImpl takes them apart (#43945)."""
+    path = specs.tree.find(AITER_UNIFIED)
+    base = specs.tree.load("vllm/v1/attention/backend.py")
+    split = method(path, "RocmAiterUnifiedAttentionImpl", "_split_kv_cache", scope_of(base))
+    kinds = base.AttentionType
+
+    def by_impl(layer: CacheLayer, cache: Tensor) -> tuple[Tensor, Tensor]:
+        if layer.form == "kv_first":
+            return _unbound(layer, cache)
+        kind = kinds.ENCODER_DECODER if layer.kind == "cross" else kinds.DECODER
+        k, v = split(SimpleNamespace(attn_type=kind), cache)
+        return k, v
+
+    views = _v1_views(specs, Backends(specs, "rocm_aiter_unified_attn"), by_impl)
+    domain = _v1_domain()
+    allowed = {
+        **domain.allowed,
+        "page_order": ("nhd",),
+        "form": ("kv_first", "blocks_first", "mixed"),
+    }
+    return _adapter(
+        "vllm:split_kv_cache",
+        AITER_UNIFIED,
+        specs,
+        views,
+        Domain(allowed=allowed, source=f"{AITER_UNIFIED}: _split_kv_cache; {domain.source}"),
+    )
+
+
+def _since_kv_layouts(specs: Specs) -> PlanAdapter:
+    make = getattr(specs.interface, "create_kv_cache_views", None)
+    if make is None:
+        raise NotCheckedError(f"{INTERFACE} has no create_kv_cache_views: absent in this tree")
+    interface, rocm = specs.interface, specs.tree.load(f"{BACKENDS}/rocm_attn.py")
+    layouts = specs.tree.load("vllm/v1/kv_cache_layout.py").KVCacheLayout
+
+    def views(allocations: Mapping[str, Tensor], plan: CachePlan) -> Parts:
+        caches: dict[str, Tensor] = {}
+        for each in plan.placements:
+            layer = plan.layer(each.layers[0])
+            spec = specs.spec(layer)
+            if layer.form == "head_slots":
+                spec = rocm.RocmAttentionBackend.customize_spec(spec)
+            tensor = interface.KVCacheTensor(
+                size=allocations[each.allocation].numel(),
+                layers=list(each.layers),
+                layer_stride=each.layer_stride,
+                block_stride=each.block_stride,
+                offset=each.offset,
+            )
+            made = make(
+                allocations[each.allocation].view(torch.int8),
+                spec,
+                plan.num_blocks,
+                layouts[plan.kv_layout],
+                tensor,
+                kernel_block_size=layer.kernel_block_size if layer.is_attention else None,
+            )
+            caches.update(zip(each.layers, made, strict=True))
+        caches |= {each.name: caches[each.shares] for each in plan.sharers}
+        return {layer.name: _taken_apart(layer, caches[layer.name]) for layer in plan.layers}
+
+    domain = Domain(
+        allowed={"placement": ("one_buffer",), "tokens": BLOCKS_OF_16},
+        source=f"{INTERFACE}: create_kv_cache_views, its assertions",
+    )
+    return _adapter("vllm:create_kv_cache_views", INTERFACE, specs, views, domain)
+
+
+def _taken_apart(layer: CacheLayer, cache: Tensor) -> dict[str, Tensor]:
+    """The parts of one `[num_blocks, heads, tokens, content]` view."""
+    if layer.form == "content_packed":
+        k, v = torch.split(cache.transpose(1, 2), [layer.head_size, layer.head_size_v], dim=-1)
+        return {"k": k, "v": v}
+    if layer.form == "head_slots":
+        heads = torch.unflatten(cache, -1, (layer.num_kv_heads, layer.head_size))
+        return {"k": heads[:, 0], "v": heads[:, 1]}
+    if layer.form == "latent":
+        return {"latent": cache[:, 0]}
+    parts, start = {}, 0
+    for number, state in enumerate(layer.states):
+        piece = cache[:, 0, 0, start : start + state.nbytes].view(DTYPES[state.dtype])
+        parts[f"state_{number}"] = torch.unflatten(piece, -1, state.shape)
+        start += state.nbytes
+    return parts
