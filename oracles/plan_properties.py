@@ -100,7 +100,8 @@ def disjoint(run: PlanRun) -> Violation | None:
                     return _shared_byte(one.allocation, found, _named(one), _named(other), layer)
     for allocation, layers in run.over.items():
         for first, second in combinations(layers, 2):
-            if group_of[first.name] != group_of[second.name]:
+            apart = group_of[first.name] != group_of[second.name]
+            if apart or {first.name, second.name} & run.tangled:
                 continue
             found = overlap(together([run.owned[first.name], run.owned[second.name]]))
             if found is not None:
@@ -127,7 +128,7 @@ def page_bytes(run: PlanRun) -> Violation | None:
     Where a page lies in one piece, that piece is the one that the plan places.
     """
     plan = run.case.plan
-    for layer in plan.owners:
+    for layer in (each for each in plan.owners if each.name not in run.tangled):
         owned, at = run.owned[layer.name], plan.placement_of[layer.name]
         wanted = layer.page_bytes * len(run.blocks)
         if owned.nbytes != wanted:
