@@ -50,11 +50,16 @@ class Piece(NamedTuple):
     run: int
 
     @property
+    def extent(self) -> int:
+        """Bytes from the first to the last one of a manager block; strides are not negative."""
+        inside = sum((count - 1) * stride for count, stride in self.axes) + self.run
+        return (self.ratio - 1) * self.stride + inside
+
+    @property
     def last(self) -> Affine:
-        """The last byte; strides are not negative."""
-        inside = sum((count - 1) * stride for count, stride in self.axes) + self.run - 1
-        blocks = Affine(-self.stride, self.stride * self.ratio)
-        return self.base.plus(blocks).plus(Affine(inside))
+        """The last byte."""
+        pitch = self.stride * self.ratio
+        return self.base.plus(Affine(self.extent - 1 - pitch, pitch))
 
     @property
     def bytes_of_block(self) -> int:

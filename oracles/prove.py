@@ -8,12 +8,14 @@ counts the same for one number of blocks, and both must agree.
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import islpy
+import msgspec
 
 from kvfuzz.model.cache_plan import CachePlan
 from kvfuzz.model.layer_view import LayerView
+from kvfuzz.model.proof import Claim, Witness
 from kvfuzz.oracles.cache_views import is_in_one_piece
 from kvfuzz.oracles.pieces import Affine, Piece, joined, pieces_of
 
@@ -21,22 +23,15 @@ SMALL = 6
 """Up to so many blocks a counterexample is looked for first."""
 
 
-class Witness(NamedTuple):
-    """Where a claim breaks: `byte` of an allocation, as block `block` and as block `other`."""
+class Layers(NamedTuple):
+    """What views are over: who is in which group, how large allocations are, what was planned."""
 
-    num_blocks: int
-    byte: int
-    block: int
-    other: int
-
-
-class Claim(NamedTuple):
-    """What was decided of one property, in the words of `kvfuzz.model.verdict`."""
-
-    property: str
-    outcome: Literal["proved", "refuted"]
-    said: str = ""
-    witness: Witness | None = None
+    group_of: Mapping[str, int]
+    """By layer with a cache of its own."""
+    sizes: Mapping[str, Affine]
+    """Bytes by allocation."""
+    plan: CachePlan | None = None
+    """Where views are of a plan, whose pages they must be."""
 
 
 class Bytes(NamedTuple):
@@ -48,9 +43,9 @@ class Bytes(NamedTuple):
 
 
 def claims(
-    plan: CachePlan, made: Sequence[Sequence[LayerView]], counts: Sequence[int]
-) -> list[Claim]:
-    """What holds of the views `made` at each of `counts` blocks, `plan` being that of the first.
+    over: Layers, made: Sequence[Sequence[LayerView]], counts: Sequence[int]
+) -> tuple[Claim, ...]:
+    """What holds of the views `made` at each of `counts` blocks; `over.plan` has the first of them.
 
     With one count claims are about that number of blocks, else about every number. Raises
     NotAffineError where views are no affine function of the count.
@@ -59,24 +54,28 @@ def claims(
     views = [
         (made[0][at], pieces_of([each[at] for each in made], counts)) for at in range(len(made[0]))
     ]
-    sizes = _sizes(plan, counts)
-    return [
-        _bounds(views, sizes, fixed),
-        *_ownership(plan, views, fixed),
-    ]
+    return (_bounds(views, over.sizes, fixed), *_ownership(over, views, fixed))
 
 
 Views = Sequence[tuple[LayerView, tuple[Piece, ...]]]
 
 
-def _sizes(plan: CachePlan, counts: Sequence[int]) -> dict[str, Affine]:
-    """Bytes of each allocation: a planned one has as many times more as there are blocks."""
-    if len(counts) == 1:
-        return {each.name: Affine(each.nbytes) for each in plan.allocations}
-    return {each.name: Affine(0, each.nbytes // plan.num_blocks) for each in plan.allocations}
+def layers_of(plan: CachePlan, counts: Sequence[int]) -> Layers:
+    """The layers of a plan; its allocations have as many times more bytes as there are blocks."""
+    group_of = plan.group_of
+    return Layers(
+        {layer.name: group_of[layer.name] for layer in plan.owners},
+        {
+            each.name: Affine(each.nbytes)
+            if len(counts) == 1
+            else Affine(0, each.nbytes // plan.num_blocks)
+            for each in plan.allocations
+        },
+        plan,
+    )
 
 
-def _bounds(views: Views, sizes: dict[str, Affine], fixed: int) -> Claim:
+def _bounds(views: Views, sizes: Mapping[str, Affine], fixed: int) -> Claim:
     for view, pieces in views:
         for piece in pieces:
             spare = sizes[view.allocation].plus(piece.last, -1).plus(Affine(-1))
@@ -99,15 +98,14 @@ def _broken(value: Affine, fixed: int) -> int:
     return 1 if value.at(1) < 0 else -(value.constant // value.slope) + 1
 
 
-def _ownership(plan: CachePlan, views: Views, fixed: int) -> list[Claim]:
+def _ownership(over: Layers, views: Views, fixed: int) -> list[Claim]:
     """Agreement between groups, disjointness within them, and pages.
 
     What a layer's blocks own means nothing where some byte of it is two elements.
     """
-    owners = {layer.name for layer in plan.owners}
     by_layer: dict[str, list[tuple[LayerView, tuple[Piece, ...]]]] = {}
     for view, pieces in views:
-        if view.layer in owners:
+        if view.layer in over.group_of:
             by_layer.setdefault(view.layer, []).append((view, pieces))
     tangled = {
         name: found for name, parts in by_layer.items() if (found := _twice(name, parts, fixed))
@@ -117,16 +115,16 @@ def _ownership(plan: CachePlan, views: Views, fixed: int) -> list[Claim]:
         for name, parts in by_layer.items()
         if name not in tangled
     }
-    group_of = plan.group_of
     same, apart = list[tuple[str, str]](), list[tuple[str, str]]()
     for one, other in combinations(whole, 2):
         if by_layer[one][0][0].allocation == by_layer[other][0][0].allocation:
-            (same if group_of[one] == group_of[other] else apart).append((one, other))
+            alike = over.group_of[one] == over.group_of[other]
+            (same if alike else apart).append((one, other))
     within = next(iter(tangled.values()), None) or _between(whole, same, "", fixed)
     return [
         _claim("aliasing", _between(whole, apart, "b != c", fixed), "disagree on block"),
         _claim("disjoint", within, "share a byte of block"),
-        _pages(plan, whole, fixed),
+        *([_pages(over.plan, whole, fixed)] if over.plan else []),
     ]
 
 
@@ -134,7 +132,15 @@ def _between(
     whole: Mapping[str, Sequence[Piece]], pairs: Sequence[tuple[str, str]], want: str, fixed: int
 ) -> "Found | None":
     """The first byte that two layers of a pair have in common, of blocks as `want` says."""
+    reach = {name: _reach(pieces) for name, pieces in whole.items()}
     for one, other in pairs:
+        first, second = reach[one], reach[other]
+        if (
+            first
+            and second
+            and (_before(first[1], second[0], fixed) or _before(second[1], first[0], fixed))
+        ):
+            continue
         for mine in whole[one]:
             for theirs in whole[other]:
                 witness = shared_byte(Bytes(mine, theirs, want), fixed)
@@ -149,6 +155,17 @@ class Found(NamedTuple):
     one: str
     other: str
     witness: Witness
+
+
+def _reach(pieces: Sequence[Piece]) -> tuple[Affine, Affine] | None:
+    """The first and the last byte of all pieces, if they are the same for every block count."""
+    first = min((piece.base for piece in pieces), key=lambda base: base.at(1))
+    last = max((piece.last for piece in pieces), key=lambda end: end.at(1))
+    steady = all(
+        piece.base.plus(first, -1).is_never_negative and last.plus(piece.last, -1).is_never_negative
+        for piece in pieces
+    )
+    return (first, last) if steady else None
 
 
 def _claim(name: str, found: Found | None, what: str) -> Claim:
@@ -222,16 +239,34 @@ def shared_byte(query: Bytes, fixed: int) -> Witness | None:
         query.want,
         fixed,
     )
-    return None if found is None else found._replace(byte=found.byte + base.at(found.num_blocks))
+    return None if found is None else _moved(found, base)
 
 
 def _apart(one: Piece, other: Piece, fixed: int) -> bool:
-    """Whether all bytes of one lie before those of the other, for every number of blocks."""
-    for low, high in ((one, other), (other, one)):
-        room = high.base.plus(low.last, -1).plus(Affine(-1))
-        if room.at(fixed) >= 0 if fixed else room.is_never_negative:
-            return True
-    return False
+    """Whether two pieces are seen to have no byte in common without solving anything: all bytes of
+    one lie before those of the other, or in another part of each block."""
+    return (
+        _before(one.last, other.base, fixed)
+        or _before(other.last, one.base, fixed)
+        or _beside(one, other)
+    )
+
+
+def _before(last: Affine, first: Affine, fixed: int) -> bool:
+    """Whether `last` is below `first`, for every number of blocks or for `fixed`."""
+    room = first.plus(last, -1).plus(Affine(-1))
+    return room.at(fixed) >= 0 if fixed else room.is_never_negative
+
+
+def _beside(one: Piece, other: Piece) -> bool:
+    """Whether blocks are equally far apart in both pieces, as far as both reach in one block
+    together, where they share nothing: a common byte would be of one block in both."""
+    pitch = one.stride * one.ratio
+    if pitch != other.stride * other.ratio or one.base.slope != other.base.slope:
+        return False
+    low, high = sorted((one, other), key=lambda piece: piece.base.constant)
+    gap = high.base.constant - low.base.constant
+    return low.extent <= gap and gap + high.extent <= pitch
 
 
 @cache
@@ -255,9 +290,12 @@ def _repeated(piece: Piece, fixed: int) -> Witness | None:
 def repeated_byte(piece: Piece, fixed: int) -> Witness | None:
     """A byte that is two elements of one piece, if there is one."""
     found = _repeated(piece._replace(base=Affine(0)), fixed)
-    return (
-        None if found is None else found._replace(byte=found.byte + piece.base.at(found.num_blocks))
-    )
+    return None if found is None else _moved(found, piece.base)
+
+
+def _moved(found: Witness, base: Affine) -> Witness:
+    """A witness among pieces that begin at `base`."""
+    return msgspec.structs.replace(found, byte=found.byte + base.at(found.num_blocks))
 
 
 def _outside(piece: Piece, page: Piece, fixed: int) -> Witness | None:

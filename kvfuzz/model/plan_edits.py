@@ -41,13 +41,20 @@ def groups_of(plan: CachePlan) -> Groups:
     return [[plan.layer(name) for name in group] for group in plan.groups]
 
 
+def with_num_blocks(case: PlanCase, num_blocks: int) -> PlanCase:
+    """`case` planned for so many blocks; one that no planning makes stays as it is."""
+    if case.plan.num_blocks == num_blocks or not is_planned(case.plan):
+        return case
+    return _with(case, groups_of(case.plan), num_blocks)
+
+
 def simplifications(case: PlanCase) -> Search:
     """Candidates that are simpler than `case`, pass after pass, until a round changes nothing."""
     seen: list[PlanCase] = []
     while case not in seen:
         seen.append(case)
         case = yield from _fewer_ids(case)
-        if not _is_planned(case.plan):
+        if not is_planned(case.plan):
             return case
         case = yield from _fewer_layers(case)
         case = yield from _fewer_blocks(case)
@@ -55,7 +62,8 @@ def simplifications(case: PlanCase) -> Search:
     return case
 
 
-def _is_planned(plan: CachePlan) -> bool:
+def is_planned(plan: CachePlan) -> bool:
+    """Whether planning the layers of `plan` again gives `plan`."""
     return _replanned(plan, groups_of(plan), plan.num_blocks) == plan
 
 

@@ -60,9 +60,21 @@ def one_buffer(groups: Groups, num_blocks: int, kv_layout: str) -> CachePlan:
     """All groups over one buffer, from byte 0 of it, each by `kv_layout`.
 
     Where the block is the outermost axis, blocks are as far apart as the widest group is wide.
-    Raises UsageError for pages that `kv_layout` cannot place: padded ones outside of a block, or
-    pages of several sizes.
+    Raises UsageError for pages that `kv_layout` cannot place: where heads lie outside of a page,
+    padded ones, or those of several shapes, since a block id would name other bytes in each group.
     """
+    owners = [layer for group in groups for layer in _owners(group)]
+    shapes = {(slots_of(layer), layer.page_stride) for layer in owners}
+    if kv_layout in ("LHBNC", "BHLNC") and len(shapes) > 1:
+        raise UsageError(
+            f"kv_layout={kv_layout} with pages of several (heads, bytes): {sorted(shapes)}; a page "
+            "must lie in one piece: LBHNC, LBNHC, BLHNC or BLNHC"
+        )
+    if not kv_layout.startswith("B") and len({page for _, page in shapes}) > 1 < len(groups):
+        raise UsageError(
+            f"kv_layout={kv_layout} with several groups and pages of {sorted(shapes)} (heads, "
+            "bytes): blocks must be the outermost axis"
+        )
     widest = max(sum(layer.page_stride for layer in _owners(group)) for group in groups)
     placements: list[Placement] = []
     for group in groups:

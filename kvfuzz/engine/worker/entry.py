@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvfuzz.errors import UsageError
 from kvfuzz.model.case import Case
 from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.proof import TensorsFile
 from kvfuzz.model.target import TargetInfo, TargetSpec
 from kvfuzz.model.vocabulary import Levels
 
@@ -118,6 +120,31 @@ def check_up(lane: str, arch: str) -> bytes:
     from kvfuzz.engine.worker.checkup import examine
 
     return msgspec.msgpack.encode(examine(lane, arch))
+
+
+def prove(config: bytes, case: bytes, every_count: bool) -> bytes:
+    """Prove what the target makes of a plan case; msgpack of Proof.
+
+    Raises UsageError for a target that makes no views.
+    """
+    from kvfuzz.engine.worker import proving
+    from kvfuzz.engine.worker.plan_judge import PlanJudge
+
+    judge = _judge(config)
+    if not isinstance(judge, PlanJudge) or judge.target.info.op != "cache_views":
+        op = judge.target.info.op
+        raise UsageError(f"{judge.target.info.name} is a {op}: only views can be proved right")
+    decoded = msgspec.msgpack.decode(case, type=PlanCase)
+    return msgspec.msgpack.encode(proving.prove(judge.target, decoded, every_count=every_count))
+
+
+def prove_tensors(file: bytes) -> bytes:
+    """Prove views that an engine printed; msgpack of Proof."""
+    from kvfuzz.engine.worker import proving
+
+    return msgspec.msgpack.encode(
+        proving.prove_tensors(msgspec.msgpack.decode(file, type=TensorsFile))
+    )
 
 
 def check(
