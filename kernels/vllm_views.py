@@ -33,7 +33,7 @@ from kvfuzz.kernels.vllm_specs import (
 )
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.cache_plan import CacheLayer, CachePlan
-from kvfuzz.model.plan_axes import TOKENS
+from kvfuzz.model.plan_axes import KIND_SETS, MORE_TOKENS, TOKENS
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
 from kvfuzz.model.vocabulary import Levels
 
@@ -42,7 +42,7 @@ ATTN_UTILS = "vllm/v1/worker/gpu/attn_utils.py"
 AITER_UNIFIED = f"{BACKENDS}/rocm_aiter_unified_attn.py"
 
 REFUSALS = (AssertionError, NotImplementedError)
-BLOCKS_OF_16: Levels = tuple(each for each in TOKENS if int(each) % 16 == 0)
+BLOCKS_OF_16: Levels = (*(each for each in TOKENS if int(each) % 16 == 0), MORE_TOKENS)
 """Every backend's get_kv_cache_shape raises for other sizes."""
 
 Parts = dict[str, dict[str, Tensor]]
@@ -182,8 +182,6 @@ def _v2(specs: Specs) -> PlanAdapter:
 
 
 def _with(kind: str) -> Levels:
-    from kvfuzz.model.plan_axes import KIND_SETS
-
     return tuple(each for each in KIND_SETS if kind in each.split("+"))
 
 

@@ -6,6 +6,7 @@ from kvfuzz.model.verdict import PropertyResult
 from kvfuzz.reports.text import Pairs, count, numbers
 
 MOST_LAYERS = 8
+MOST_ALLOCATIONS = 3
 
 
 def plan_rows(case: PlanCase) -> Pairs:
@@ -19,10 +20,13 @@ def plan_rows(case: PlanCase) -> Pairs:
         rows.append((f"group {number}", _format(plan.layer(group[0]))))
         rows.append(("", _listed(list(group))))
     rows += [(f"{each.name} shares", f"the cache of {each.shares}") for each in plan.sharers]
-    for allocation in plan.allocations:
+    for allocation in plan.allocations[:MOST_ALLOCATIONS]:
         rows.append((allocation.name, f"{allocation.nbytes:,} bytes"))
         over = [each for each in plan.placements if each.allocation == allocation.name]
         rows += [("", _placement(each)) for each in over[:MOST_LAYERS]]
+    if rest := plan.allocations[MOST_ALLOCATIONS:]:
+        total = sum(each.nbytes for each in rest)
+        rows.append(("", f"and {count(len(rest), 'more allocation')}, {total:,} bytes"))
     if case.block_ids:
         held = f"{numbers(case.block_ids)}, {case.expanded.ratio} kernel blocks each"
         rows.append(("block_ids", held))

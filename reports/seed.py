@@ -31,7 +31,7 @@ def seed_lines(seed: Seed, path: str) -> list[str]:
     about: Pairs = [
         ("seed", f"{seed.id} (schema {seed.schema}), {path}"),
         ("target", f"{seed.target} ({seed.op})"),
-        ("property", f"{seed.property}: {words(seed.property).meaning}"),
+        ("property", f"{seed.property}: {words(seed.property, seed.op).meaning}"),
         ("recorded", f"{expected.verdict}, digest {expected.digest or '(none)'}"),
         ("from", f"{versions}, lane {provenance.lane}, arch {provenance.arch}"),
         ("content", provenance.content),

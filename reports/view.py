@@ -118,7 +118,7 @@ def subject_rows(seed: Seed, result: PropertyResult) -> Pairs:
     rows: Pairs = [
         ("target", f"{seed.target} ({seed.op}), content {seed.provenance.content}"),
         ("lane", f"{seed.provenance.lane}, arch {seed.provenance.arch}"),
-        ("must hold", words(result.name).meaning),
+        ("must hold", words(result.name, seed.op).meaning),
     ]
     if isinstance(seed.case, PlanCase):
         return rows

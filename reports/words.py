@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from kvfuzz.model.plan_case import PLAN_OPS
+
 
 class PropertyWords(NamedTuple):
     """How a finding of one property reads."""
@@ -112,9 +114,20 @@ _WORDS: dict[str, PropertyWords] = {
 }
 
 
-def words(name: str) -> PropertyWords:
-    """The words of a property."""
-    return _WORDS[name]
+_PLAN_WORDS: dict[str, PropertyWords] = {
+    "crash": PropertyWords("the target returns every part of every layer, or refuses the plan"),
+    "oracle": PropertyWords(
+        "what is made is what the formula of each layer's form says, by one storage of each "
+        "allocation"
+    ),
+    "bounds": PropertyWords("every byte of every block lies in its allocation"),
+}
+"""Where a property says another thing of a cache plan."""
+
+
+def words(name: str, op: str = "") -> PropertyWords:
+    """The words of a property, of the cases of `op`."""
+    return _PLAN_WORDS.get(name, _WORDS[name]) if op in PLAN_OPS else _WORDS[name]
 
 
 ENDED_BY: dict[str, str] = {

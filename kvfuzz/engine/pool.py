@@ -7,6 +7,7 @@ failed `crash` property and goes on with a fresh worker.
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
 
@@ -20,10 +21,14 @@ from kvfuzz.engine.worker.entry import (
     WorkerConfig,
     check,
     describe,
+    prove,
+    prove_tensors,
     settle,
 )
 from kvfuzz.errors import InfrastructureError, KvfuzzError
 from kvfuzz.model.any_case import AnyCase
+from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.proof import Proof, TensorsFile
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 
 START_TIMEOUT_S = 180.0
@@ -92,6 +97,37 @@ class Worker:
             ) from error
         self._started = True
         return description
+
+    def prove(self, case: PlanCase, *, every_count: bool = True) -> Proof:
+        """What is proved of the views that the target makes of a plan.
+
+        Raises the KvfuzzError that the worker met, and InfrastructureError where it was lost.
+        """
+        arguments = (self._config, msgspec.msgpack.encode(case), every_count)
+        return msgspec.msgpack.decode(self._asked(prove, arguments), type=Proof)
+
+    def prove_tensors(self, file: TensorsFile) -> Proof:
+        """What is proved of views that an engine printed. Raises as `prove` does."""
+        arguments = (msgspec.msgpack.encode(file),)
+        return msgspec.msgpack.decode(self._asked(prove_tensors, arguments), type=Proof)
+
+    def _asked(self, question: Callable[..., bytes], arguments: tuple[object, ...]) -> bytes:
+        if not self._started:
+            self.describe()
+        try:
+            task = self._pool.schedule(question, args=arguments, timeout=self._timeout)
+            answer: bytes = task.result()
+        except (ProcessExpired, FutureTimeout) as error:
+            self._started = False
+            how = cause(error) if isinstance(error, ProcessExpired) else "gave no answer in time"
+            raise InfrastructureError(f"the worker {how} while proving a plan") from None
+        except (KvfuzzError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise InfrastructureError(
+                f"kvfuzz itself failed on a proof: {type(error).__name__}: {error}"
+            ) from error
+        return answer
 
     def check(self, case: AnyCase, *, in_turn: bool = False, explain: bool = False) -> Verdict:
         """The verdict on `case` as in `Judge.verdict`, the worker's death or silence included."""

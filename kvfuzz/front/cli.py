@@ -160,6 +160,58 @@ def replay(
     return replay_seeds(seeds, options, folder=Path())
 
 
+@cli.command()
+@click.argument("plans", nargs=-1, required=True, metavar="PLAN...")
+@click.option(
+    "--target",
+    default="builtin:cache_views",
+    show_default=True,
+    help="Whose views: a builder from `kvfuzz list`, or path/to/file.py:function.",
+)
+@click.option("--source", multiple=True, metavar="PROJECT=DIR", help=SOURCE_HELP)
+@click.option(
+    "--layout",
+    default="separate",
+    show_default=True,
+    metavar="separate|packed|LBHNC|...",
+    help="How a preset's layers are placed.",
+)
+@click.option("--form", default="", metavar="FORM", help="How a preset's attention is read.")
+@click.option("--cache-dtype", default="bf16", show_default=True, help="Of a preset.")
+@click.option(
+    "--num-blocks",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Prove for N blocks alone.  [default: for every number of blocks]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="For drawn:N.")
+@click.option("--out", default="kvfuzz-out", show_default=True, metavar="DIR", help="For seeds.")
+def prove(
+    plans: tuple[str, ...],
+    target: str,
+    source: tuple[str, ...],
+    layout: str,
+    form: str,
+    cache_dtype: str,
+    num_blocks: int | None,
+    seed: int,
+    out: str,
+) -> int:
+    """Prove that no two layers of a PLAN share a byte that they must not share.
+
+    PLAN is preset:NAME (`kvfuzz list presets`), presets for all of them, drawn:N for N plans of the
+    target's domain, or a JSON file: a seed, a plan, or the tensors of a running engine. Ends with 0
+    where all is proved, with 1 and a seed that shows it where something is refuted, with 4 where a
+    plan is outside the target's domain.
+    """
+    from kvfuzz.front.proving import ProveOptions, prove_subjects
+    from kvfuzz.model.preset_plans import PresetOptions
+
+    preset = PresetOptions(layout, form, cache_dtype, num_blocks or PresetOptions().num_blocks)
+    options = ProveOptions(target, source, preset, out, num_blocks is None, seed)
+    return prove_subjects(plans, options, folder=Path())
+
+
 @cli.group()
 def seeds() -> None:
     """Work on saved seeds."""
@@ -225,9 +277,11 @@ def doctor(arch: str, ops: bool) -> int:
 
 
 @cli.command("list")
-@click.argument("what", type=click.Choice(("all", "targets", "mutants", "axes")), default="all")
+@click.argument(
+    "what", type=click.Choice(("all", "targets", "mutants", "axes", "presets")), default="all"
+)
 def list_(what: str) -> None:
-    """List what there is: targets, mutants, axes with their levels."""
+    """List what there is: targets, mutants, axes with their levels, presets."""
     from kvfuzz.front.listing import listing_lines
 
     click.echo("\n".join(listing_lines(what)))

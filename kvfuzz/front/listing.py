@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 import kvfuzz
 from kvfuzz.kernels.catalogue import list_targets
 from kvfuzz.model.axes import AXIS
+from kvfuzz.model.presets import presets
 from kvfuzz.reports.text import columns
 
 MUTANT = "mutant:"
@@ -16,11 +17,13 @@ def listing_lines(what: str) -> list[str]:
     sections: dict[str, list[tuple[str, ...]]] = {
         "targets": [tuple(each) for each in targets if not each.name.startswith(MUTANT)],
         "mutants": [tuple(each) for each in targets if each.name.startswith(MUTANT)],
+        "presets": [(key, each.model, each.incomplete) for key, each in presets().items()],
         "axes": [(axis.name, ", ".join(axis.levels)) for axis in AXIS.values()],
     }
     headings = {
         "targets": "Targets, besides path/to/file.py:function",
         "mutants": "Mutants: kernels broken on purpose",
+        "presets": "Presets: caches of real models, for kvfuzz prove preset:NAME",
         "axes": "Axes and their levels, for --where AXIS=LEVEL|LEVEL,...",
     }
     lines: list[str] = []

@@ -41,6 +41,8 @@ OTHER = "other"
 """What reduced plans may show and no row draws."""
 
 TOKENS: Levels = ("4", "16", "32", "48")
+MORE_TOKENS = "16n"
+"""Other multiples of 16, which no row draws."""
 COUNTS: Levels = ("1", "2", "3+")
 
 
@@ -126,7 +128,9 @@ def _first(case: PlanCase) -> CacheLayer:
 
 def _tokens(case: PlanCase) -> str:
     shown = str(_first(case).kernel_block_size)
-    return shown if shown in TOKENS else OTHER
+    if shown in TOKENS:
+        return shown
+    return MORE_TOKENS if int(shown) % 16 == 0 else OTHER
 
 
 def _heads(case: PlanCase) -> str:
@@ -163,7 +167,7 @@ PLAN_AXES: tuple[Axis, ...] = (
     Axis("states", ("none", *COUNTS), _states, _drawn("none", "1", "2")),
     Axis("value_heads", ("same", "other"), _value_heads),
     Axis("num_blocks", COUNTS, lambda case: _count(case.plan.num_blocks)),
-    Axis("tokens", (*TOKENS, OTHER), _tokens, _drawn(*TOKENS)),
+    Axis("tokens", (*TOKENS, MORE_TOKENS, OTHER), _tokens, _drawn(*TOKENS)),
     Axis("heads", ("1", "2", "3", "4", OTHER), _heads, _drawn("1", "2", "3", "4")),
     Axis("element", ("1", "2", "4"), _element),
 )
