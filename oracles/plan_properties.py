@@ -11,9 +11,9 @@ import msgspec
 
 from kvfuzz.model.cache_plan import CacheLayer
 from kvfuzz.model.layer_view import LayerView
+from kvfuzz.model.plan_views import expected_views, is_in_one_piece, parts_of, storages
 from kvfuzz.model.verdict import Place, Violation
 from kvfuzz.oracles.byte_map import disagreement, overlap, together
-from kvfuzz.oracles.cache_views import expected_views, is_in_one_piece, parts_of, storages
 from kvfuzz.oracles.plan_run import PlanRun
 
 

@@ -4,9 +4,9 @@ import numpy as np
 
 from kvfuzz.model.cache_plan import CacheLayer
 from kvfuzz.model.layer_view import Region
+from kvfuzz.model.plan_views import expected, storages
 from kvfuzz.model.verdict import Place, Violation
 from kvfuzz.oracles.byte_map import Runs, merged, overlap, together
-from kvfuzz.oracles.cache_views import expected, storages
 from kvfuzz.oracles.plan_run import PlanRun
 
 

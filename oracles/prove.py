@@ -15,8 +15,8 @@ import msgspec
 
 from kvfuzz.model.cache_plan import CachePlan
 from kvfuzz.model.layer_view import LayerView
+from kvfuzz.model.plan_views import is_in_one_piece
 from kvfuzz.model.proof import Claim, Witness
-from kvfuzz.oracles.cache_views import is_in_one_piece
 from kvfuzz.oracles.pieces import Affine, Piece, joined, pieces_of
 
 SMALL = 6
