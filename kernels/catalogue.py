@@ -41,6 +41,14 @@ SHIPPED: tuple[Listed, ...] = (
         "kvfuzz's own table of kernel blocks",
     ),
     Listed(
+        "stateful:builtin",
+        "stateful_cache",
+        "a cache in use, by our own kernels; stateful:TARGET+TARGET puts others in their place",
+    ),
+    Listed("builtin:copy_blocks", "copy_blocks", "kvfuzz's own copy of whole blocks"),
+    Listed("builtin:swap_blocks", "swap_blocks", "kvfuzz's own swap to and from a host cache"),
+    Listed("builtin:zero_blocks", "zero_blocks", "kvfuzz's own clearing of whole blocks"),
+    Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",

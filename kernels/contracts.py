@@ -120,6 +120,24 @@ CONTRACTS: dict[str, Contract] = {
             },
             derived={**_DERIVED, "dequant": _is_fp8, "total_tokens": _size("token_to_batch", 0)},
         ),
+        Contract(
+            op="copy_blocks",
+            required=("key_cache", "value_cache", "block_mapping"),
+            optional=(),
+            aliases=_CACHES,
+        ),
+        Contract(
+            op="swap_blocks",
+            required=("key_cache", "value_cache", "key_target", "value_target", "block_mapping"),
+            optional=(),
+            aliases={**_CACHES, "k_target": "key_target", "v_target": "value_target"},
+        ),
+        Contract(
+            op="zero_blocks",
+            required=("key_cache", "value_cache", "block_ids"),
+            optional=(),
+            aliases=_CACHES,
+        ),
     )
 }
 

@@ -58,7 +58,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         op=op,
         domain=_domain(module, spec.name, arch),
         quantise=_quantise(module, spec.name),
-        partner=INVERSE[op],
+        partner=INVERSE.get(op, ""),
         content=content,
         dead=_dead(module, spec.name),
     )

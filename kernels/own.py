@@ -9,10 +9,13 @@ from kvfuzz.errors import UsageError
 from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.builtin.cache_views import cache_views
+from kvfuzz.kernels.builtin.copy_blocks import copy_blocks
 from kvfuzz.kernels.builtin.expand_block_table import expand_block_table
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
+from kvfuzz.kernels.builtin.swap_blocks import swap_blocks
 from kvfuzz.kernels.builtin.transfer_regions import transfer_regions
+from kvfuzz.kernels.builtin.zero_blocks import zero_blocks
 from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.mutants.patches import BUILTIN, Mutant, mutants
@@ -23,6 +26,9 @@ from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
 FUNCTIONS: dict[str, Callable[..., None]] = {
     "gather_cache": gather_cache,
     "reshape_and_cache": reshape_and_cache,
+    "copy_blocks": copy_blocks,
+    "swap_blocks": swap_blocks,
+    "zero_blocks": zero_blocks,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -35,7 +41,7 @@ INVERSE = {
     "gather_cache": "builtin:reshape_and_cache",
     "reshape_and_cache": "builtin:gather_cache",
 }
-"""By op, who undoes it."""
+"""By op that can be undone, who does it."""
 
 QUANTISE = Quantise("x/s", "kernels/builtin/reshape_and_cache.py: quantised")
 
@@ -83,7 +89,7 @@ def _adapter(name: str, op: str, function: Callable[..., Any], source: bytes, ar
         allowed={"cache_dtype": formats_of(arch)},
         source=f"kernels/builtin/{op}.py: every stride and size, the formats of {arch} in Triton",
     )
-    info = TargetInfo(name, op, domain, QUANTISE, INVERSE[op], content_of(source))
+    info = TargetInfo(name, op, domain, QUANTISE, INVERSE.get(op, ""), content_of(source))
     return Adapter(info, bind(function, op), REFUSALS)
 
 

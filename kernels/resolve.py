@@ -8,7 +8,9 @@ from kvfuzz.errors import NotCheckedError, UsageError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.catalogue import ENTRY_POINTS, list_targets
 from kvfuzz.kernels.plan_targets import PlanAdapter
+from kvfuzz.kernels.stateful import PREFIX, StatefulAdapter, bundle
 from kvfuzz.model.axes import nearest
+from kvfuzz.model.steps import PAGE_OPS
 from kvfuzz.model.target import DEFAULT_ARCH, TargetSpec
 
 if TYPE_CHECKING:
@@ -32,12 +34,33 @@ MAKERS: dict[str, tuple[str, str]] = {
 """Module and function by the part of a name before its colon; loaded when asked for."""
 
 
-def resolve(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter | PlanAdapter:
-    """The adapter of `spec` as an engine on `arch` would call the target.
+def resolve(
+    spec: TargetSpec, *, arch: str = DEFAULT_ARCH
+) -> Adapter | PlanAdapter | StatefulAdapter:
+    """The adapter of `spec` as an engine on `arch` would call the target; of an op on whole pages,
+    that of a cache which such ops are part of.
 
     Raises UsageError for a name that means nothing, NotCheckedError where the target, its source
     tree or its package is absent.
     """
+    if spec.name.startswith(PREFIX):
+        return bundle(spec, lambda part: resolve_kernel(part, arch=arch))
+    found = _resolved(spec, arch)
+    if isinstance(found, Adapter) and found.info.op in PAGE_OPS:
+        return bundle(spec, lambda part: resolve_kernel(part, arch=arch))
+    return found
+
+
+def resolve_kernel(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter:
+    """The adapter of `spec` itself, of an op that reads or writes bytes. Raises as `resolve` does,
+    and UsageError for a target of another kind of op."""
+    found = _resolved(spec, arch)
+    if isinstance(found, PlanAdapter):
+        raise UsageError(f"{spec.name} is a {found.info.op}, which launches no kernel")
+    return found
+
+
+def _resolved(spec: TargetSpec, arch: str) -> Adapter | PlanAdapter:
     kind, colon, _ = spec.name.partition(":")
     if spec.name.rpartition(":")[0].endswith(".py"):
         return _maker("kvfuzz.kernels.files", "adapter")(spec, arch=arch)
@@ -57,14 +80,6 @@ def resolve(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter | PlanAdap
         f"no target {spec.name!r}; {nearest(spec.name, listed)}"
         + ("" if colon else "; a function in a file is path/to/file.py:function")
     )
-
-
-def resolve_kernel(spec: TargetSpec, *, arch: str = DEFAULT_ARCH) -> Adapter:
-    """The adapter of `spec`, of an op that reads or writes bytes. Raises as `resolve` does."""
-    found = resolve(spec, arch=arch)
-    if isinstance(found, PlanAdapter):
-        raise UsageError(f"{spec.name} is a {found.info.op}, which launches no kernel")
-    return found
 
 
 def _checked(adapter: Adapter | PlanAdapter, spec: TargetSpec) -> Adapter | PlanAdapter:

@@ -155,7 +155,7 @@ def batch_variants(base: Run) -> Wanted:
         return NotChecked("the target does not promise it")
     variants: dict[str, Variant] = {}
     reason = NotChecked("a batch of one row")
-    for name, other in rebatched(base.case).items():
+    for name, other in rebatched(base.token_case).items():
         if found := excluded(base, other.case):
             reason = found
         else:
@@ -181,7 +181,7 @@ def _images(base: Run, name: str) -> dict[str, Tensor]:
 def batch_invariance(runs: Runs) -> Judgement:
     """The same tokens in other company leave the same bytes."""
     base = runs[BASE]
-    for name, batch in rebatched(base.case).items():
+    for name, batch in rebatched(base.token_case).items():
         if name not in runs:
             continue
         other, words = runs[name], _WORDS[name]

@@ -59,11 +59,11 @@ def _images(base: Run, byte: int | None, by: int) -> dict[str, Tensor]:
     for name, live in base.live.items():
         before = base.before[name]
         if isinstance(base.case.buffer(name).fill, IntegerFill):
-            images[name] = _other_ids(base.case, before, live, by)
+            images[name] = _other_ids(base.token_case, before, live, by)
         elif byte is not None:
             images[name] = before.masked_fill(~live, byte)
         else:
-            images[name] = _with_nans(base.case, name, before, live)
+            images[name] = _with_nans(base.token_case, name, before, live)
     return images
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Case, Step
+from kvfuzz.model.case import Program, Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import is_nan
 from kvfuzz.oracles.gather_cache import gather_cache
+from kvfuzz.oracles.page_ops import copy_blocks, swap_blocks, zero_blocks
 from kvfuzz.oracles.reshape_and_cache import reshape_and_cache
 from kvfuzz.oracles.writes import Stored
 
@@ -76,13 +77,16 @@ class Expectation:
         return found
 
 
-REFERENCES: dict[str, Callable[[Case, Step, Mapping[str, Tensor], Quantise], list[Stored]]] = {
+REFERENCES: dict[str, Callable[[Program, Step, Mapping[str, Tensor], Quantise], list[Stored]]] = {
     "reshape_and_cache": reshape_and_cache,
     "gather_cache": gather_cache,
+    "copy_blocks": copy_blocks,
+    "swap_blocks": swap_blocks,
+    "zero_blocks": zero_blocks,
 }
 
 
-def expect(case: Case, before: Mapping[str, Tensor], quantise: Quantise) -> Expectation:
+def expect(case: Program, before: Mapping[str, Tensor], quantise: Quantise) -> Expectation:
     """Apply the reference of every step of `case` to the images in `before`; what a step writes
     is a copy from then on."""
     images = dict(before)

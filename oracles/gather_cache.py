@@ -9,14 +9,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Case, Step
+from kvfuzz.model.case import Program, Step
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles import image
 from kvfuzz.oracles.writes import SIDES, Stored, dequantised, rows_heads_dims, scales_at
 
 
 def gather_cache(
-    case: Case, step: Step, images: Mapping[str, Tensor], quantise: Quantise
+    case: Program, step: Step, images: Mapping[str, Tensor], quantise: Quantise
 ) -> list[Stored]:
     """What the step must store: elements `[num_tokens, num_kv_heads, head_size]` of K and of V."""
     device = next(iter(images.values())).device

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.held import held
 from kvfuzz.model.layout import Field
@@ -27,7 +27,7 @@ _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-def positions(case: Case, field: Field, **coordinates: Tensor) -> Tensor:
+def positions(case: Program, field: Field, **coordinates: Tensor) -> Tensor:
     """Position of the element at each coordinate; the coordinate tensors broadcast.
 
     Raises UsageError where an element is not held.

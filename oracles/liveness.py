@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Case, Step
+from kvfuzz.model.case import Program, Step
 from kvfuzz.model.layout import Field
 from kvfuzz.model.round_trip import touched, touched_blocks
 from kvfuzz.model.steps import ACTIVATIONS, CACHES
@@ -30,12 +30,12 @@ class Elements(NamedTuple):
     """`[tokens, heads, dims]`, 1 for an axis that the field has not."""
 
 
-def slots_of(case: Case, step: Step, device: torch.device) -> Tensor:
+def slots_of(case: Program, step: Step, device: torch.device) -> Tensor:
     """The slots that a step reads or stores, in the order of its rows; int64 `[tokens]`."""
     return torch.tensor(touched(case, step), dtype=torch.int64, device=device)
 
 
-def rows_of(case: Case, step: Step, device: torch.device) -> Tensor:
+def rows_of(case: Program, step: Step, device: torch.device) -> Tensor:
     """The rows of key and value that have a token, beside `slots_of`; int64 `[tokens]`."""
     if step.op == "reshape_and_cache":
         slots = torch.tensor(case.integers(step, "slot_mapping"), device=device)
@@ -43,7 +43,7 @@ def rows_of(case: Case, step: Step, device: torch.device) -> Tensor:
     return torch.arange(len(case.integers(step, "token_to_batch")), device=device)
 
 
-def read_elements(case: Case, step: Step, device: torch.device) -> list[Elements]:
+def read_elements(case: Program, step: Step, device: torch.device) -> list[Elements]:
     """What a step reads of the buffers that have dead bytes, token by token."""
     beside = [parameter for parameter in step.fields if parameter not in CACHES]
     if step.op == "gather_cache":
@@ -52,7 +52,7 @@ def read_elements(case: Case, step: Step, device: torch.device) -> list[Elements
     return cache_elements(case, step, device, beside) + row_elements(case, step, rows)
 
 
-def written_elements(case: Case, step: Step, device: torch.device) -> list[Elements]:
+def written_elements(case: Program, step: Step, device: torch.device) -> list[Elements]:
     """What a step writes, token by token: of K, or key, and of V, or value."""
     if step.op == "gather_cache":
         return row_elements(case, step, rows_of(case, step, device))
@@ -60,7 +60,7 @@ def written_elements(case: Case, step: Step, device: torch.device) -> list[Eleme
 
 
 def cache_elements(
-    case: Case, step: Step, device: torch.device, parameters: Sequence[str]
+    case: Program, step: Step, device: torch.device, parameters: Sequence[str]
 ) -> list[Elements]:
     """The elements of a step's slots in those of K, V, and what else is found by the slot."""
     slots, found = slots_of(case, step, device), []
@@ -72,7 +72,7 @@ def cache_elements(
     return found
 
 
-def row_elements(case: Case, step: Step, rows: Tensor) -> list[Elements]:
+def row_elements(case: Program, step: Step, rows: Tensor) -> list[Elements]:
     """The elements of `rows` in key and in value."""
     return [
         _elements(case, parameter, case.bound_field(step, parameter), rows)
@@ -81,7 +81,7 @@ def row_elements(case: Case, step: Step, rows: Tensor) -> list[Elements]:
 
 
 def _elements(
-    case: Case, parameter: str, field: Field, token: Tensor, block: Tensor | None = None
+    case: Program, parameter: str, field: Field, token: Tensor, block: Tensor | None = None
 ) -> Elements:
     device, extents = token.device, field.extents
     coordinates = {
@@ -95,7 +95,7 @@ def _elements(
     return Elements(parameter, field, image.positions(case, field, **known))
 
 
-def near_elements(case: Case, field: Field, device: torch.device) -> Tensor:
+def near_elements(case: Program, field: Field, device: torch.device) -> Tensor:
     """The positions of all elements of `field`, of a cache in the blocks that its steps name."""
     along = {axis: torch.arange(extent, device=device) for axis, extent in field.extents.items()}
     if "block" in along:
@@ -108,7 +108,7 @@ def near_elements(case: Case, field: Field, device: torch.device) -> Tensor:
     return image.positions(case, field, **shaped).to(device)
 
 
-def used_entries(case: Case, step: Step) -> list[list[bool]]:
+def used_entries(case: Program, step: Step) -> list[list[bool]]:
     """Which entries of a gather's block table its tokens need; by sequence and column."""
     n = case.bound_field(step, CACHES[0]).extents["token"]
     starts, ends = case.integers(step, "seq_starts"), case.integers(step, "cu_seqlens_kv")
@@ -121,7 +121,7 @@ def used_entries(case: Case, step: Step) -> list[list[bool]]:
     return [[column in columns for column in range(width)] for columns in needed]
 
 
-def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def live_bytes(case: Program, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By buffer that has dead bytes, the live ones; bool per held byte, as in `images`."""
     every = {name: torch.ones_like(each, dtype=torch.bool) for name, each in images.items()}
     device = next(iter(images.values())).device
@@ -130,7 +130,7 @@ def live_bytes(case: Case, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def dead_among(
-    case: Case, marked: Mapping[str, Tensor], reads: Iterable[Elements]
+    case: Program, marked: Mapping[str, Tensor], reads: Iterable[Elements]
 ) -> dict[str, Tensor]:
     """By buffer that has dead bytes, those of them that are `marked`; bool per held byte. `reads`
     is what the steps read of such buffers."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Case, Program
 from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles import image
@@ -85,7 +85,7 @@ class Run:
     where they are, there is one for each buffer that has a byte to mark. A run equals itself alone,
     so that what is derived from it can be kept."""
 
-    case: Case
+    case: Program
     target: TargetInfo
     quantise: Quantise
     """How the target, or its partner, writes."""
@@ -117,6 +117,13 @@ class Run:
     """The declared refusal that it raised before any launch."""
     unsupported: str = ""
     """What the lane cannot execute, with the source line."""
+
+    @property
+    def token_case(self) -> Case:
+        """The case of a run that has a scene. Raises TypeError for a step of a script."""
+        if not isinstance(self.case, Case):
+            raise TypeError(f"a run of {type(self.case).__name__}: it has no scene")
+        return self.case
 
     @cached_property
     def expectation(self) -> Expectation:

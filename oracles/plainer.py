@@ -25,7 +25,7 @@ def plainer(base: Run) -> Case | None:
 
     Which one, where there are several, the fill seed decides.
     """
-    case, domain = base.case, base.target.domain
+    case, domain = base.token_case, base.target.domain
     layers = [
         layer
         for layer in plainer_layers(case)

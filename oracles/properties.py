@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Program
 from kvfuzz.model.verdict import Hazard, Violation
 from kvfuzz.oracles.observation import Run
 
@@ -31,7 +31,7 @@ class Variant:
     from the last.
     """
 
-    case: Case
+    case: Program
     poison: int = 0xA5
     readers: bool = False
     order: Order = "together"

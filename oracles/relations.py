@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Case, Step
+from kvfuzz.model.case import Program, Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.round_trip import with_round_trip
 from kvfuzz.model.verdict import Violation
@@ -42,10 +42,10 @@ def round_trip_variants(base: Run) -> Wanted:
     step = base.case.steps[0]
     if step.op == "reshape_and_cache" and max(base.case.integers(step, "slot_mapping")) < 0:
         return NotChecked("no token is stored")
-    return {ROUND_TRIP: Variant(with_round_trip(base.case))}
+    return {ROUND_TRIP: Variant(with_round_trip(base.token_case))}
 
 
-def _step(case: Case, op: str) -> Step:
+def _step(case: Program, op: str) -> Step:
     return next(step for step in case.steps if step.op == op)
 
 

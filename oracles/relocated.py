@@ -33,7 +33,7 @@ def layout_variants(base: Run) -> Wanted:
 def layout_equivariance(runs: Runs) -> Judgement:
     """A plainer layout of the same logical cache gives the same results."""
     base, other = runs[BASE], runs[PLAINER]
-    here, there = (run.case.scene.attention.levels for run in (base, other))
+    here, there = (run.token_case.scene.attention.levels for run in (base, other))
     names = [f"{axis} {there[axis]}" for axis in there if there[axis] != here[axis]]
     where = f"in {', '.join(names)},"
     if found := ended(other, where):
@@ -44,17 +44,17 @@ def layout_equivariance(runs: Runs) -> Judgement:
 
 def permutation_variants(base: Run) -> Wanted:
     """The case with its blocks renamed to the lowest ids, in the order of their first use."""
-    names = renaming(base.case)
+    names = renaming(base.token_case)
     if all(old == new for old, new in names.items()):
         return NotChecked("the blocks have the plainest ids already")
-    other = _renamed(base.case, names)
+    other = _renamed(base.token_case, names)
     return excluded(base, other) or {RENAMED: _holding(base, other)}
 
 
 def block_permutation(runs: Runs) -> Judgement:
     """Other names for the blocks change no result."""
     base, other = runs[BASE], runs[RENAMED]
-    names = renaming(base.case)
+    names = renaming(base.token_case)
     words = ", ".join(f"{old} is {new}" for old, new in names.items() if old != new)
     if found := ended(other, f"with blocks renamed ({words})"):
         return found

@@ -66,7 +66,7 @@ def scaling(base: Run) -> Scaling | NotChecked:
     scales = [image.read(base.before[side.scale_buffer], side.scale_at, "fp32") for side in sides]
     if not all(bool(_is_usable(each, DTYPES["fp32"], n).all()) for each in scales for n in ends):
         return NotChecked("a scale is next to the ends of fp32")
-    n = _exponent([side.codes for side in sides], dtype, base.case.scene.fill_seed)
+    n = _exponent([side.codes for side in sides], dtype, base.token_case.scene.fill_seed)
     if not n:
         return NotChecked(f"every element is next to the ends of {dtype.name}")
     return _scaled(base, sides, n, dtype)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.held import held
 from kvfuzz.model.verdict import Hazard, Place, Violation
@@ -22,7 +22,7 @@ ASKED = 64
 """Wrong bytes of a buffer whose owners are asked for, about."""
 
 
-def place_of(case: Case, buffer: str, byte: int) -> Place:
+def place_of(case: Program, buffer: str, byte: int) -> Place:
     """A byte and the element that owns it."""
     owner = case.owner(buffer, byte)
     if owner is None:
@@ -31,7 +31,7 @@ def place_of(case: Case, buffer: str, byte: int) -> Place:
     return Place(buffer, byte, field.name, field.layer, coordinate)
 
 
-def _element_hex(case: Case, place: Place, data: Tensor) -> str:
+def _element_hex(case: Program, place: Place, data: Tensor) -> str:
     start, size = place.byte, 1
     if place.field:
         field = case.field(place.field)
@@ -41,7 +41,7 @@ def _element_hex(case: Case, place: Place, data: Tensor) -> str:
     return "0x" + bytes(data[start : start + size].flip(0).tolist()).hex()
 
 
-def _address(case: Case, buffer: str, mask: Tensor) -> int:
+def _address(case: Program, buffer: str, mask: Tensor) -> int:
     """The byte address of the first true entry of a mask over held bytes."""
     return held(case, buffer).address(int(torch.nonzero(mask)[0]))
 
@@ -73,7 +73,7 @@ def first_violation(
     return None
 
 
-def _fields(case: Case, wrong: Mapping[str, Tensor]) -> tuple[str, ...]:
+def _fields(case: Program, wrong: Mapping[str, Tensor]) -> tuple[str, ...]:
     """The fields that own wrong bytes; of very many bytes some are asked, evenly spread."""
     found: dict[str, None] = {}
     for name, mask in wrong.items():

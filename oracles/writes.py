@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Case, Step
+from kvfuzz.model.case import Program, Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.layout import Field
 from kvfuzz.model.steps import CACHES
@@ -30,7 +30,7 @@ class Stored:
 
 
 def scales_at(
-    case: Case, step: Step, name: str, images: Mapping[str, Tensor], **coordinates: Tensor
+    case: Program, step: Step, name: str, images: Mapping[str, Tensor], **coordinates: Tensor
 ) -> Tensor:
     """The scale `name` of the element at each coordinate, fp32; broadcasts with the coordinates.
     What is not fp8 has none, and no memory is read for it: 1."""

@@ -11,9 +11,16 @@ MOST_ALLOCATIONS = 3
 
 def plan_rows(case: PlanCase) -> Pairs:
     """The plan in a row for each group and placement."""
-    plan = case.plan
+    rows: Pairs = [("op", case.op), *cache_rows(case.plan)]
+    if case.block_ids:
+        held = f"{numbers(case.block_ids)}, {case.expanded.ratio} kernel blocks each"
+        rows.append(("block_ids", held))
+    return rows
+
+
+def cache_rows(plan: CachePlan) -> Pairs:
+    """A plan in a row for each group and placement."""
     rows: Pairs = [
-        ("op", case.op),
         ("plan", f"{count(plan.num_blocks, 'block')}, {_placed(plan)}"),
     ]
     for number, group in enumerate(plan.groups):
@@ -27,9 +34,6 @@ def plan_rows(case: PlanCase) -> Pairs:
     if rest := plan.allocations[MOST_ALLOCATIONS:]:
         total = sum(each.nbytes for each in rest)
         rows.append(("", f"and {count(len(rest), 'more allocation')}, {total:,} bytes"))
-    if case.block_ids:
-        held = f"{numbers(case.block_ids)}, {case.expanded.ratio} kernel blocks each"
-        rows.append(("block_ids", held))
     return rows
 
 

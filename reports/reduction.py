@@ -3,6 +3,7 @@
 from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import facts
 from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.seed import Seed
 from kvfuzz.reports.plans import reduced_sizes
 from kvfuzz.reports.text import columns, count, printable
@@ -36,6 +37,9 @@ def reduction_lines(
 def _described(case: AnyCase) -> dict[str, str]:
     if isinstance(case, PlanCase):
         return {**reduced_sizes(case), **facts(case), "bytes": f"{case.nbytes:,}"}
+    if isinstance(case, ScriptCase):
+        actions = {"actions": str(len(case.script.actions)), "steps": str(len(case.steps))}
+        return {**actions, **facts(case), "bytes": f"{case.nbytes:,}"}
     scene = case.scene
     return {
         "steps": str(len(case.steps)),

@@ -2,7 +2,7 @@
 
 from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import facts
-from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.case import Case
 from kvfuzz.model.seed import Seed
 from kvfuzz.reports.cases import buffer_rows, launch_rows, view_rows
 from kvfuzz.reports.text import Pairs, columns
@@ -12,7 +12,7 @@ from kvfuzz.reports.words import words
 
 def _parts(case: AnyCase) -> list[str]:
     """The buffers and arguments of a case that has some."""
-    if isinstance(case, PlanCase):
+    if not isinstance(case, Case):
         return []
     return [
         "buffers: bytes, first content",

@@ -11,12 +11,14 @@ from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.case import Case
 from kvfuzz.model.events import Found
 from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.seed import Seed
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.reports import places
 from kvfuzz.reports.cases import case_rows, launch_rows, layout_words
 from kvfuzz.reports.plans import plan_evidence, plan_rows
+from kvfuzz.reports.scripts import script_evidence, script_rows
 from kvfuzz.reports.text import Pairs
 from kvfuzz.reports.words import where_words, words
 
@@ -89,6 +91,8 @@ def view_of(
 
 def rows_of(case: AnyCase) -> Pairs:
     """A case of any family as a table."""
+    if isinstance(case, ScriptCase):
+        return script_rows(case)
     return plan_rows(case) if isinstance(case, PlanCase) else case_rows(case)
 
 
@@ -120,7 +124,7 @@ def subject_rows(seed: Seed, result: PropertyResult) -> Pairs:
         ("lane", f"{seed.provenance.lane}, arch {seed.provenance.arch}"),
         ("must hold", words(result.name, seed.op).meaning),
     ]
-    if isinstance(seed.case, PlanCase):
+    if not isinstance(seed.case, Case):
         return rows
     scene, place = seed.case.scene, result.violation.place if result.violation else None
     layer = place.layer if place and place.layer else scene.layer
@@ -136,6 +140,8 @@ def evidence_rows(seed: Seed, result: PropertyResult) -> Pairs:
         return []
     if isinstance(seed.case, PlanCase):
         return plan_evidence(result)
+    if isinstance(seed.case, ScriptCase):
+        return script_evidence(seed.case, result)
     case, place, said = seed.case, violation.place, words(result.name)
     rows: Pairs = [("first wrong", f"{places.element(place)} ({places.byte(place)})")]
     if meaning := places.meaning(case, place):

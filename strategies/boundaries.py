@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from kvfuzz.model.plan_case import PLAN_OPS
+from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.strategies.choices import Choices, number
 from kvfuzz.strategies.rows import Row, Space
 
@@ -82,9 +83,29 @@ PLAN_BOUNDARIES: tuple[Boundary, ...] = (
 )
 
 
+SCRIPT_BOUNDARIES: tuple[Boundary, ...] = (
+    Boundary({"copies": "some", "layers": "2"}, "a copy on write, of every layer"),
+    Boundary({"rollbacks": "some", "extends": "some"}, "slots that speculation writes again"),
+    Boundary({"swaps": "some", "frees": "some"}, "blocks that come back elsewhere"),
+    Boundary({"zeros": "some", "kernel_blocks": "2"}, "cleared blocks that are split"),
+    Boundary({"form": "mixed", "copies": "some"}, "one allocation, two groups"),
+    Boundary({"form": "kv_first", "kinds": "full+mamba"}, "attention between state, 37228"),
+    Boundary({"form": "kv_first", "swaps": "some"}, "K and V that lie apart"),
+    Boundary({"kv_layout": "LHBNC", "copies": "some"}, "heads that lie outside of blocks"),
+    Boundary({"page_order": "hnd", "copies": "some"}, "head stride, 37940"),
+)
+
+
+def boundaries_of(op: str) -> tuple[Boundary, ...]:
+    """The boundaries of the cases of `op`."""
+    if op == STATEFUL_OP:
+        return SCRIPT_BOUNDARIES
+    return PLAN_BOUNDARIES if op in PLAN_OPS else BOUNDARIES
+
+
 def boundary_rows(within: Space, choices: Choices) -> Iterator[Row]:
     """The boundary rows that `within` has, each completed to a whole row by `choices`."""
-    for boundary in PLAN_BOUNDARIES if within.op in PLAN_OPS else BOUNDARIES:
+    for boundary in boundaries_of(within.op):
         wanted = {}
         for axis, level in boundary.levels.items():
             at = within.axes.index(axis)

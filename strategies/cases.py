@@ -1,4 +1,4 @@
-"""Cases of any op, from the same integers: scenes lowered, or cache plans."""
+"""Cases of any op, from the same integers: scenes and scripts lowered, or cache plans."""
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -7,14 +7,18 @@ from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan_case import PLAN_OPS
+from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.strategies.choices import Choices, FromHypothesis
 from kvfuzz.strategies.plans import drawn_plan_case
 from kvfuzz.strategies.rows import Space, space
 from kvfuzz.strategies.scenes import drawn_scene
+from kvfuzz.strategies.scripts import drawn_script_case
 
 
 def drawn_case(choices: Choices, within: Space) -> AnyCase:
     """The case that `choices` make; the first of them are its row."""
+    if within.op == STATEFUL_OP:
+        return drawn_script_case(choices, within)
     if within.op in PLAN_OPS:
         return drawn_plan_case(choices, within)
     return lower(drawn_scene(choices, within))

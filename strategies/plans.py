@@ -24,8 +24,7 @@ MANY = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "3+": (3, 4), "4+": (4, 12)}
 
 def drawn_plan_case(choices: Choices, within: Space) -> PlanCase:
     """The plan case that `choices` make; the first of them are its row."""
-    row = within.drawn_row(choices)
-    plan = _plan(choices, row)
+    plan = drawn_plan(choices, within.drawn_row(choices))
     if within.op != "expand_block_table":
         return PlanCase(within.op, plan)
     count = number(choices, 1, 8)
@@ -37,8 +36,11 @@ def _between(choices: Choices, shown: str) -> int:
     return number(choices, *MANY[shown])
 
 
-def _plan(choices: Choices, row: Row) -> CachePlan:
-    first = _first_layer(choices, row)
+def drawn_plan(
+    choices: Choices, row: Row, *, num_blocks: int = 0, cache_dtype: str = ""
+) -> CachePlan:
+    """A plan that shows `row`, with so many blocks and this dtype where they are given."""
+    first = _first_layer(choices, row, cache_dtype)
     kinds = _kinds_of_groups(choices, row)
     shortest = _shortest(choices, row, len(kinds))
     widest = _between(choices, row["layers"])
@@ -52,15 +54,16 @@ def _plan(choices: Choices, row: Row) -> CachePlan:
         for group, layer in enumerate(padded)
     ]
     _share(choices, row, groups)
-    shown = row["num_blocks"]
-    num_blocks = number(choices, 3, MOST_BLOCKS) if shown == "3+" else int(shown)
+    if not num_blocks:
+        shown = row["num_blocks"]
+        num_blocks = number(choices, 3, MOST_BLOCKS) if shown == "3+" else int(shown)
     if row["placement"] == "one_buffer":
         return planning.one_buffer(groups, num_blocks, row["kv_layout"])
     place = planning.packed if row["placement"] == "packed" else planning.separate
     return place(groups, num_blocks)
 
 
-def _first_layer(choices: Choices, row: Row) -> CacheLayer:
+def _first_layer(choices: Choices, row: Row, cache_dtype: str) -> CacheLayer:
     """The layer of the first group, as yet without a name."""
     kernel = int(row["tokens"])
     ratio = _between(choices, row["kernel_blocks"])
@@ -74,7 +77,7 @@ def _first_layer(choices: Choices, row: Row) -> CacheLayer:
         form="kv_first" if form == "mixed" else form,
         block_size=kernel * ratio,
         kernel_block_size=kernel,
-        cache_dtype=pick(choices, DTYPES[row["element"]]),
+        cache_dtype=cache_dtype or pick(choices, DTYPES[row["element"]]),
         num_kv_heads=int(row["heads"]),
         head_size=head_size,
         head_size_v=0 if is_mla else value,

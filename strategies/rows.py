@@ -17,6 +17,8 @@ from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.plan_rules import PLAN_RULES
 from kvfuzz.model.rules import RULES, Rule
+from kvfuzz.model.script import STATEFUL_OP
+from kvfuzz.model.script_rules import SCRIPT_RULES
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies.choices import Choices
 
@@ -42,6 +44,7 @@ OFTEN: dict[str, dict[str, int]] = {
     "first_offset": {"inside": 2},
     "table": {"wide": 2},
     "num_blocks": {"3+": 4},
+    "tokens": {"4": 3, "16": 2},
     "form": {"mixed": 3},
 }
 """How often a level is drawn where that is not once: what addressing bugs need to show (a second
@@ -88,7 +91,7 @@ class Space:
         self.first = [sum(map(len, self.levels[:axis])) for axis in range(len(self.levels))]
         """The number of the first level of each axis, where levels are numbered over all axes."""
         self._rules: list[list[_Table]] = [[] for _ in axes]
-        rules = PLAN_RULES if op in PLAN_OPS else RULES
+        rules = rules_of(op)
         for rule in (*rules, *_forbidden(domain)):
             if rule.op in ("", op):
                 self._add(rule)
@@ -264,6 +267,13 @@ class Space:
                     row.append(level)
                     break
         return self.named(row)
+
+
+def rules_of(op: str) -> tuple[Rule, ...]:
+    """Which levels of the axes of `op` go together."""
+    if op == STATEFUL_OP:
+        return SCRIPT_RULES
+    return PLAN_RULES if op in PLAN_OPS else RULES
 
 
 def _forbidden(domain: Domain) -> list[Rule]:

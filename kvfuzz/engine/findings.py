@@ -9,19 +9,24 @@ import kvfuzz
 from kvfuzz.engine.worker.entry import Description
 from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.seed import Expected, Provenance, Seed
 from kvfuzz.model.target import TargetSpec
 from kvfuzz.model.verdict import Verdict
 
 
 def size_of(case: AnyCase) -> tuple[int, ...]:
-    """Smaller is simpler: blocks, heads, rows, then the sizes of a page; of a plan, layers first.
+    """Smaller is simpler: blocks, heads, rows, then the sizes of a page; of a plan, its layers
+    first; of a script, its actions.
 
     Comparable between cases of one family.
     """
     if isinstance(case, PlanCase):
         plan = case.plan
         return (len(plan.layers), plan.num_blocks, case.nbytes, len(msgspec.json.encode(case)))
+    if isinstance(case, ScriptCase):
+        tokens = sum(action.tokens for action in case.script.actions)
+        return (len(case.script.actions), len(case.steps), tokens, case.nbytes)
     scene = case.scene
     g = scene.attention.geometry
     return (

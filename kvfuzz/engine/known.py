@@ -19,6 +19,7 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.round_trip import touched
+from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.verdict import CAUSES, RELATIONS, Place, PropertyResult, Verdict, Violation
 from kvfuzz.model.vocabulary import Levels, code_path
 
@@ -91,11 +92,13 @@ def mark_of(case: AnyCase, symptom: Symptom, verdict: Verdict) -> Mark:
 def path_of(case: AnyCase) -> tuple[str, bool]:
     """The path of a kernel that a case takes, and whether elements are converted on it.
 
-    A view builder has a path for each way to place layers, and for each form of theirs.
+    A view builder has a path for each way to place layers.
     """
+    if isinstance(case, ScriptCase):
+        return "script", False
     if isinstance(case, PlanCase):
         shown = facts(case)
-        return f"{shown['placement']}, {shown['form']}", False
+        return shown["placement"], False
     layer = case.scene.attention
     return code_path(layer.order), DTYPES[layer.cache_dtype].is_fp8
 

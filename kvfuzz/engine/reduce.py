@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model import plan_edits
+from kvfuzz.model import plan_edits, script_edits
 from kvfuzz.model.any_case import AnyCase, check_case
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case, Step
@@ -24,10 +24,11 @@ from kvfuzz.model.fill import LARGE
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.scene import Scene
+from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.search import Steps, fewest
 from kvfuzz.model.simpler import simplifications
 
-C = TypeVar("C", Case, PlanCase)
+C = TypeVar("C", Case, PlanCase, ScriptCase)
 
 MOST_RUNS = 1000
 """Candidates that are run, at most; a big case takes one to two hundred."""
@@ -74,6 +75,9 @@ def reduced(
 
 def _search(case: AnyCase, trial: "_Trial") -> Iterator[AnyCase]:
     """Every smaller case that will do, each smaller than the one before."""
+    if isinstance(case, ScriptCase):
+        yield from _accepted(script_edits.simplifications(case), trial)
+        return
     if isinstance(case, PlanCase):
         yield from _accepted(plan_edits.simplifications(case), trial)
         return

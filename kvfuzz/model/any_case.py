@@ -1,17 +1,18 @@
-"""Cases of every family, told apart by their type: kernels over bytes, and ops on a cache plan."""
+"""Cases of every family, told apart by their type: one op over bytes, an op on a plan, a script."""
 
 from kvfuzz.model import case as token_cases
-from kvfuzz.model import plan_case
+from kvfuzz.model import plan_case, script
 from kvfuzz.model.case import Case
 from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.steps import check_steps
 
-AnyCase = Case | PlanCase
+AnyCase = Case | PlanCase | ScriptCase
 
 
 def op_of(case: AnyCase) -> str:
     """The op that the target is called for first."""
-    return case.op if isinstance(case, PlanCase) else case.steps[0].op
+    return case.steps[0].op if isinstance(case, Case) else case.op
 
 
 def check_case(case: AnyCase) -> None:
@@ -21,3 +22,5 @@ def check_case(case: AnyCase) -> None:
         return
     token_cases.check(case)
     check_steps(case)
+    if isinstance(case, ScriptCase):
+        script.check(case.script)

@@ -20,6 +20,8 @@ from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, TieFill
 from kvfuzz.model.plan_axes import PLAN_AXES
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.scales import SCALES, least_scale
+from kvfuzz.model.script import STATEFUL_OP
+from kvfuzz.model.script_axes import SCRIPT_AXES
 from kvfuzz.model.vocabulary import (
     GRANULARITIES,
     LAYOUTS,
@@ -116,12 +118,14 @@ TOKEN_AXES: tuple[Axis, ...] = (
     Axis("values", ("bytes", "spread", "ties"), _values, {"gather_cache": ("bytes",)}),
 )
 
-AXIS: dict[str, Axis] = {axis.name: axis for axis in (*TOKEN_AXES, *PLAN_AXES)}
-"""Every axis; the names of both families differ."""
+AXIS: dict[str, Axis] = {axis.name: axis for axis in (*TOKEN_AXES, *SCRIPT_AXES, *PLAN_AXES)}
+"""Every axis. Two families share a name where they share the question."""
 
 
 def axes_of(op: str) -> tuple[Axis, ...]:
     """The axes of the cases of `op`."""
+    if op == STATEFUL_OP:
+        return SCRIPT_AXES
     return PLAN_AXES if op in PLAN_OPS else TOKEN_AXES
 
 

@@ -1,8 +1,8 @@
 """A case: the lowered, complete test input, a small program over named buffers.
 
 Buffers hold bytes, fields say which logical element lies where, tensors are the views that a
-target is handed, steps are the calls in order. Oracles read nothing else. The scene that a case was
-lowered from rides along: shrinking, round trips and reports start from it.
+target is handed, steps are the calls in order. Oracles read nothing else. The scene, or the script,
+that a case was lowered from rides along: shrinking, round trips and reports start from it.
 """
 
 import math
@@ -72,26 +72,18 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: Literal["target", "partner"] = "target"
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tokens"):
-    """The whole test input."""
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Buffers, what lies in them, and calls in order: all that executing and judging need."""
 
     buffers: tuple[Buffer, ...]
     fields: tuple[Field, ...]
     tensors: tuple[TensorView, ...]
     steps: tuple[Step, ...]
-    scene: Scene
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(buffer.nbytes for buffer in self.buffers)
-
-    @property
-    def geometry(self) -> Geometry:
-        """The sizes of the cache that the first step works on."""
-        k = self.bound_field(self.steps[0], "key_cache").extents
-        v = self.bound_field(self.steps[0], "value_cache").extents["dim"]
-        return Geometry(k["block"], k["token"], k["head"], k["dim"], v if v != k["dim"] else 0)
 
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`."""
@@ -128,6 +120,19 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tokens"
         return None
 
 
+class Case(Program, frozen=True, forbid_unknown_fields=True, tag="tokens"):
+    """The whole test input of one op on one layer."""
+
+    scene: Scene
+
+    @property
+    def geometry(self) -> Geometry:
+        """The sizes of the cache that the first step works on."""
+        k = self.bound_field(self.steps[0], "key_cache").extents
+        v = self.bound_field(self.steps[0], "value_cache").extents["dim"]
+        return Geometry(k["block"], k["token"], k["head"], k["dim"], v if v != k["dim"] else 0)
+
+
 def _require(condition: bool, what: str) -> None:
     if not condition:
         raise UsageError(f"impossible case: {what}")
@@ -161,7 +166,7 @@ def _check_fill(fill: Fill, nbytes: int, where: str) -> None:
         _require(0 < fill.least < 0x7F800000 - SPREAD, f"{where}: least=0x{fill.least:08x}")
 
 
-def check(case: Case) -> None:
+def check(case: Program) -> None:
     """Raise UsageError with the first thing that makes `case` impossible to execute."""
     sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
     for names in (

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import msgspec
 
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.fill import LARGE
 from kvfuzz.model.layout import Field
@@ -64,7 +64,7 @@ def whole(nbytes: int) -> Held:
     return Held(nbytes, ((0, nbytes),))
 
 
-def held(case: Case, name: str) -> Held:
+def held(case: Program, name: str) -> Held:
     """What an image of the buffer `name` holds."""
     by_name = next((found for known, found in _recent if known is case), None)
     if by_name is None:
@@ -77,10 +77,10 @@ def held(case: Case, name: str) -> Held:
 
 
 # A case holds dicts and cannot be a key; a few of them are asked about again and again.
-_recent: deque[tuple[Case, dict[str, Held]]] = deque(maxlen=4)
+_recent: deque[tuple[Program, dict[str, Held]]] = deque(maxlen=4)
 
 
-def _spans(case: Case, name: str) -> Held:
+def _spans(case: Program, name: str) -> Held:
     nbytes = case.buffer(name).nbytes
     spans = sorted(
         (max(start, 0) // ALIGNMENT * ALIGNMENT, min(-(-stop // ALIGNMENT) * ALIGNMENT, nbytes))
@@ -98,7 +98,7 @@ def _spans(case: Case, name: str) -> Held:
     return Held(nbytes, tuple(merged))
 
 
-def _blocks(case: Case, field: Field) -> list[int]:
+def _blocks(case: Program, field: Field) -> list[int]:
     """The blocks of a large buffer that are worth comparing."""
     if "block" not in field.extents:
         return [0]

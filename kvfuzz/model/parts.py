@@ -107,6 +107,25 @@ def gather_parts(
     )
 
 
+def page_parts(op: str, name: str, numbers: tuple[int, ...], columns: int) -> Parts:
+    """A step on whole pages of K and V, which `numbers` name: ids, or pairs of them, by `columns`.
+
+    It binds the caches alone, and for a swap the caches that its blocks go to.
+    """
+    rows = len(numbers) // columns
+    shape, strides = ((rows,), (8,)) if columns == 1 else ((rows, columns), (8 * columns, 8))
+    names = ["key_cache", "value_cache"]
+    if op == "swap_blocks":
+        names += ["key_target", "value_target"]
+    same = {each: each for each in names}
+    return Parts(
+        (integers(name, numbers, "i64"),),
+        (),
+        (TensorView(name, name, "i64", shape, strides),),
+        Step(op, same | {name: name}, same, {}),
+    )
+
+
 def _rows(
     name: str, setting: Setting, num_rows: int, gap: int, fill: Fill
 ) -> tuple[Buffer, Field, TensorView]:

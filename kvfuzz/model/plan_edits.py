@@ -45,7 +45,7 @@ def with_num_blocks(case: PlanCase, num_blocks: int) -> PlanCase:
     """`case` planned for so many blocks; one that no planning makes stays as it is."""
     if case.plan.num_blocks == num_blocks or not is_planned(case.plan):
         return case
-    return _with(case, groups_of(case.plan), num_blocks)
+    return _with(case, groups_of(case.plan), num_blocks) or case
 
 
 def simplifications(case: PlanCase) -> Search:
@@ -62,6 +62,14 @@ def simplifications(case: PlanCase) -> Search:
     return case
 
 
+def plainer_plans(case: PlanCase) -> Search:
+    """Candidates with fewer layers, then smaller pages, of the plan of `case`; as many blocks."""
+    if not is_planned(case.plan):
+        return case
+    case = yield from _fewer_layers(case)
+    return (yield from first_of(case, _plainer(case)))
+
+
 def is_planned(plan: CachePlan) -> bool:
     """Whether planning the layers of `plan` again gives `plan`."""
     return _replanned(plan, groups_of(plan), plan.num_blocks) == plan
@@ -75,11 +83,11 @@ def _replanned(plan: CachePlan, groups: Groups, num_blocks: int) -> CachePlan | 
         return None
 
 
-def _with(case: PlanCase, groups: Groups, num_blocks: int) -> PlanCase:
-    """`case` with other layers or blocks; `case` itself where they cannot be planned."""
+def _with(case: PlanCase, groups: Groups, num_blocks: int) -> PlanCase | None:
+    """`case` with other layers or blocks; None where they cannot be planned."""
     plan = _replanned(case.plan, groups, num_blocks)
     if plan is None:
-        return case
+        return None
     ids = tuple(min(block, num_blocks - 1) for block in case.block_ids)
     return msgspec.structs.replace(case, plan=plan, block_ids=ids)
 
@@ -98,7 +106,7 @@ def _fewer_ids(case: PlanCase) -> Search:
 def _fewer_layers(case: PlanCase) -> Search:
     names = tuple(layer.name for layer in case.plan.layers)
 
-    def rebuild(kept: tuple[str, ...]) -> PlanCase:
+    def rebuild(kept: tuple[str, ...]) -> PlanCase | None:
         groups = [
             [
                 each
@@ -119,7 +127,7 @@ def _fewer_blocks(case: PlanCase) -> Search:
     )
 
 
-def _plainer(case: PlanCase) -> Iterator[PlanCase]:
+def _plainer(case: PlanCase) -> Iterator[PlanCase | None]:
     """Smaller pages: the same change to every attention layer, states made to fit again."""
     layers = [layer for layer in case.plan.layers if layer.is_attention]
     for sizes in PLAIN_SIZES:
@@ -134,7 +142,7 @@ def _whole(layer: CacheLayer) -> CacheLayer:
     return msgspec.structs.replace(layer, kernel_block_size=layer.block_size)
 
 
-def _changed(case: PlanCase, sizes: dict[str, int]) -> PlanCase:
+def _changed(case: PlanCase, sizes: dict[str, int]) -> PlanCase | None:
     def changed(layer: CacheLayer) -> CacheLayer:
         if not layer.is_attention:
             return layer

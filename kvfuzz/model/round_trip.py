@@ -5,13 +5,13 @@ Built from the lowered case alone, so that it is about the bytes of that case an
 
 import msgspec
 
-from kvfuzz.model.case import Case, Step
+from kvfuzz.model.case import Case, Program, Step
 from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.parts import Setting, activation_fill, gather_parts, write_parts
 from kvfuzz.model.scales import SCALES, least_scale
 
 
-def touched(case: Case, step: Step) -> list[int]:
+def touched(case: Program, step: Step) -> list[int]:
     """The slots that a step stores to or reads from, in the order of its rows."""
     n = case.bound_field(step, "key_cache").extents["token"]
     if step.op == "reshape_and_cache":
@@ -25,7 +25,7 @@ def touched(case: Case, step: Step) -> list[int]:
     ]
 
 
-def touched_blocks(case: Case, step: Step) -> list[int]:
+def touched_blocks(case: Program, step: Step) -> list[int]:
     """The blocks of the touched slots, each once, in the order of its rows."""
     n = case.bound_field(step, "key_cache").extents["token"]
     return list(dict.fromkeys(slot // n for slot in touched(case, step)))

@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from kvfuzz.model.case import Buffer, Case, Step, TensorView
+from kvfuzz.model.case import Buffer, Program, Step, TensorView
 from kvfuzz.model.fill import Fill, IntegerFill, ScaleFill
 from kvfuzz.model.layout import Field, Term
 from kvfuzz.model.placement import SCALE_AXES, scale_extents
@@ -65,7 +65,7 @@ def _view(field: Field, layer: AttentionLayer) -> TensorView:
     )
 
 
-def least_scale(case: Case, step: Step, parameter: str) -> int:
+def least_scale(case: Program, step: Step, parameter: str) -> int:
     """The bit pattern that no scale of `parameter` is below."""
     field = case.bound_field(step, parameter)
     fill = field.fill or case.buffer(field.buffer).fill

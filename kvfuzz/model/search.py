@@ -3,6 +3,7 @@
 A search is a generator. It yields a candidate, is told whether that one will do, and goes on from
 it if so; it returns the last one that did. Whoever drives it may stop at any time. None runs for
 ever: each candidate that does has fewer items, a lower value or an earlier place than the last.
+Where something smaller cannot be made, whoever is to make it returns None.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -16,7 +17,7 @@ Steps = Generator[S, bool, S]
 
 
 def fewest(
-    whole: S, items: tuple[T, ...], rebuild: Callable[[tuple[T, ...]], S], least: int = 0
+    whole: S, items: tuple[T, ...], rebuild: Callable[[tuple[T, ...]], S | None], least: int = 0
 ) -> Steps[S]:
     """Delete from `items`, of which `whole` is made, all but `least`, then halves, then ones."""
     chunk = len(items) - least
@@ -24,36 +25,39 @@ def fewest(
         at = 0
         while at < len(items):
             kept = items[:at] + items[at + chunk :]
-            if len(kept) >= least and (yield rebuild(kept)):
-                items, whole = kept, rebuild(kept)
+            smaller = rebuild(kept) if len(kept) >= least else None
+            if smaller is not None and (yield smaller):
+                items, whole = kept, smaller
             else:
                 at += chunk
         chunk //= 2
     return whole
 
 
-def smallest(whole: S, value: int, least: int, rebuild: Callable[[int], S]) -> Steps[S]:
+def smallest(whole: S, value: int, least: int, rebuild: Callable[[int], S | None]) -> Steps[S]:
     """Lower `value`, which `whole` has, to `least`, or else by bisection.
 
     The result is one that the next lower value does not do for.
     """
     if value <= least:
         return whole
-    if (yield rebuild(least)):
-        return rebuild(least)
+    lowest = rebuild(least)
+    if lowest is not None and (yield lowest):
+        return lowest
     low = least
     while value - low > 1:
         middle = (low + value) // 2
-        if (yield rebuild(middle)):
-            value, whole = middle, rebuild(middle)
+        lower = rebuild(middle)
+        if lower is not None and (yield lower):
+            value, whole = middle, lower
         else:
             low = middle
     return whole
 
 
-def first_of(whole: S, candidates: Iterable[S]) -> Steps[S]:
+def first_of(whole: S, candidates: Iterable[S | None]) -> Steps[S]:
     """The first candidate that will do, or `whole`."""
     for candidate in candidates:
-        if candidate != whole and (yield candidate):
+        if candidate is not None and candidate != whole and (yield candidate):
             return candidate
     return whole

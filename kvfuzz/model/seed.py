@@ -18,6 +18,8 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.fill import ALGORITHM
 from kvfuzz.model.lower import lower
 from kvfuzz.model.round_trip import touched
+from kvfuzz.model.script import ScriptCase
+from kvfuzz.model.script_lowering import lower_script
 from kvfuzz.model.upgrades import UPGRADES
 from kvfuzz.model.verdict import ALL_PROPERTY_NAMES, Launch
 
@@ -115,6 +117,8 @@ def load(data: bytes, *, where: str) -> Seed:
         raise UsageError(f"seed {where}: {error}") from None
     if isinstance(seed.case, Case):
         _check_scene(seed.case, where)
+    elif isinstance(seed.case, ScriptCase):
+        _check_script(seed.case, where)
     if op_of(seed.case) != seed.op:
         raise UsageError(f"seed {where}: op={seed.op!r} with a case of {op_of(seed.case)}")
     return seed
@@ -128,6 +132,16 @@ def _check_scene(case: Case, where: str) -> None:
         raise UsageError(f"seed {where}: {error}") from None
     if _meaning(intended) != _meaning(case):
         raise UsageError(f"seed {where}: its scene and its case mean different things")
+
+
+def _check_script(case: ScriptCase, where: str) -> None:
+    """Raise UsageError where a case is not what its script means."""
+    try:
+        intended = lower_script(case.script)
+    except UsageError as error:
+        raise UsageError(f"seed {where}: {error}") from None
+    if intended != case:
+        raise UsageError(f"seed {where}: its script and its steps mean different things")
 
 
 def _meaning(case: Case) -> object:

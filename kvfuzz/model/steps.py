@@ -7,7 +7,7 @@ that a kernel is then blamed for was the seed's own fault.
 from collections.abc import Iterable
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.case import Case, Step
+from kvfuzz.model.case import Program, Step
 from kvfuzz.model.layout import Field
 from kvfuzz.model.placement import SCALE_AXES
 from kvfuzz.model.scales import SCALES, least_scale
@@ -22,6 +22,14 @@ ACTIVATIONS = ("key", "value")
 SCALARS = {"kv_cache_layout", "cache_dtype"}
 
 
+PAGE_OPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "copy_blocks": ("block_mapping", CACHES),
+    "swap_blocks": ("block_mapping", (*CACHES, "key_target", "value_target")),
+    "zero_blocks": ("block_ids", CACHES),
+}
+"""By op on whole pages, its metadata and its caches. `block_mapping` is `[n, 2]` pairs (from, to),
+`block_ids` `[n]`; a swap is into the caches that are its targets."""
+
 METADATA: dict[str, dict[str, int]] = {
     "reshape_and_cache": {"slot_mapping": 1},
     "gather_cache": {"block_table": 2, "seq_starts": 1, "cu_seqlens_kv": 1, "token_to_batch": 1},
@@ -34,10 +42,13 @@ def _require(condition: bool, what: str) -> None:
         raise UsageError(f"impossible case: {what}")
 
 
-def check_steps(case: Case) -> None:
+def check_steps(case: Program) -> None:
     """Raise UsageError with the first step that cannot be executed or judged."""
     _require(bool(case.steps), "no steps")
     for step in case.steps:
+        if step.op in PAGE_OPS:
+            _check_pages(case, step)
+            continue
         _require(step.op in METADATA, f"op={step.op!r}, expected one of {', '.join(METADATA)}")
         _require(case.steps[0].by == "target", "the first step is not by the target")
         _check_bindings(case, step)
@@ -50,7 +61,52 @@ def check_steps(case: Case) -> None:
             _check_gather(case, step)
 
 
-def _check_bindings(case: Case, step: Step) -> None:
+def _check_pages(case: Program, step: Step) -> None:
+    """A step on whole pages: its caches are alike, and no block is written twice, or read too."""
+    metadata, caches = PAGE_OPS[step.op]
+    for kind, bound, needed in (
+        ("tensors", step.tensors.keys(), {*caches, metadata}),
+        ("fields", step.fields.keys(), {*caches}),
+        ("scalars", step.scalars.keys(), set[str]()),
+    ):
+        _require(bound == needed, f"step {step.op}: {kind} {sorted(bound)}")
+    tensors = {tensor.name: tensor for tensor in case.tensors}
+    fields = {field.name: field for field in case.fields}
+    for name in (*step.tensors.values(), *step.fields.values()):
+        _require(name in tensors or name in fields, f"step {step.op}: there is no {name!r}")
+    extents = {name: fields[step.fields[name]].extents for name in caches}
+    for name in caches:
+        field, tensor = fields[step.fields[name]], tensors[step.tensors[name]]
+        source = CACHES[0] if name.startswith("key") else CACHES[1]
+        _require(
+            (field.buffer, field.dtype) == (tensor.buffer, tensor.dtype)
+            and len(tensor.shape) == len(extents[name]) == 4
+            and all(extents[name][a] == extents[source][a] for a in ("token", "head", "dim"))
+            and extents[name]["block"] == extents[_pair(name)]["block"],
+            f"step {step.op}: {name} {extents[name]} does not fit {source} {extents[source]}",
+        )
+    ids = case.integers(step, metadata)
+    pairs = metadata == "block_mapping"
+    shape = tensors[step.tensors[metadata]].shape
+    _require(
+        shape == ((len(ids) // 2, 2) if pairs else (len(ids),)),
+        f"step {step.op}: {metadata} is {shape} with {len(ids)} numbers",
+    )
+    sources, targets = (ids[::2], ids[1::2]) if pairs else ((), ids)
+    there = extents["key_target" if "key_target" in extents else "key_cache"]["block"]
+    _check_within(f"step {step.op}: {metadata}", sources, 0, extents["key_cache"]["block"])
+    _check_within(f"step {step.op}: {metadata}", targets, 0, there)
+    _require(len(set(targets)) == len(targets), f"step {step.op}: a block is written twice")
+    if step.op == "copy_blocks":
+        _require(not set(sources) & set(targets), f"step {step.op}: a block is read and written")
+
+
+def _pair(name: str) -> str:
+    """The cache of the other side: of K that of V, and of V that of K."""
+    return name.replace("key", "value") if name.startswith("key") else name.replace("value", "key")
+
+
+def _check_bindings(case: Program, step: Step) -> None:
     _check_names(step)
     tensors = {tensor.name: tensor for tensor in case.tensors}
     fields = {field.name: field for field in case.fields}
@@ -128,7 +184,7 @@ def _check_within(what: str, values: Iterable[int], low: int, high: int) -> None
         _require(low <= value < high, f"{what}={value}, expected {low} to {high - 1}")
 
 
-def _check_write(case: Case, step: Step) -> None:
+def _check_write(case: Program, step: Step) -> None:
     cache = case.bound_field(step, "key_cache").extents
     slots = case.integers(step, "slot_mapping")
     stored = [slot for slot in slots if slot != PAD_SLOT_ID]
@@ -139,7 +195,7 @@ def _check_write(case: Case, step: Step) -> None:
         _require(rows >= len(slots), f"{name} has {rows} rows for {len(slots)} slots")
 
 
-def _check_gather(case: Case, step: Step) -> None:
+def _check_gather(case: Program, step: Step) -> None:
     cache = case.bound_field(step, "key_cache").extents
     starts, ends = case.integers(step, "seq_starts"), case.integers(step, "cu_seqlens_kv")
     owners, table = case.integers(step, "token_to_batch"), case.integers(step, "block_table")

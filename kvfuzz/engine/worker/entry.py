@@ -17,12 +17,14 @@ from kvfuzz.errors import UsageError
 from kvfuzz.model.case import Case
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.proof import TensorsFile
+from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.target import TargetInfo, TargetSpec
 from kvfuzz.model.vocabulary import Levels
 
 if TYPE_CHECKING:
     from kvfuzz.engine.worker.judge import Judge
     from kvfuzz.engine.worker.plan_judge import PlanJudge
+    from kvfuzz.engine.worker.script_judge import ScriptJudge
     from kvfuzz.model.verdict import Verdict
 
 
@@ -69,23 +71,27 @@ def settle() -> None:
 
 
 @lru_cache(maxsize=1)
-def _judge(config: bytes) -> "Judge | PlanJudge":
+def _judge(config: bytes) -> "Judge | PlanJudge | ScriptJudge":
     import torch
 
     from kvfuzz.engine.worker.judge import Judge
     from kvfuzz.engine.worker.lanes import open_lane
     from kvfuzz.engine.worker.plan_judge import PlanJudge
+    from kvfuzz.engine.worker.script_judge import ScriptJudge
     from kvfuzz.kernels.plan_targets import PlanAdapter
     from kvfuzz.kernels.resolve import resolve, resolve_kernel
+    from kvfuzz.kernels.stateful import StatefulAdapter
 
     # Cases are small: threads cost more than they bring, and shards share the cores.
     torch.set_num_threads(1)
     wanted = msgspec.msgpack.decode(config, type=WorkerConfig)
     lane = open_lane(wanted.lane, wanted.arch)
     target = resolve(wanted.target, arch=lane.arch)
-    judge: Judge | PlanJudge
+    judge: Judge | PlanJudge | ScriptJudge
     if isinstance(target, PlanAdapter):
         judge = PlanJudge(target, lane)
+    elif isinstance(target, StatefulAdapter):
+        judge = ScriptJudge(target, lane)
     else:
         partner = None
         if target.info.partner:
@@ -156,6 +162,7 @@ def check(
 ) -> bytes:
     """Execute and judge one case (`Judge.verdict`); msgpack of Verdict."""
     from kvfuzz.engine.worker.judge import Judge
+    from kvfuzz.engine.worker.plan_judge import PlanJudge
 
     judge = _judge(config)
     verdict: Verdict
@@ -166,7 +173,10 @@ def check(
             explain=explain,
             patience_s=patience_s,
         )
-    else:
+    elif isinstance(judge, PlanJudge):
         verdict = judge.verdict(msgspec.msgpack.decode(case, type=PlanCase))
+    else:
+        script = msgspec.msgpack.decode(case, type=ScriptCase)
+        verdict = judge.verdict(script, patience_s=patience_s)
     judge.lane.rest()
     return msgspec.msgpack.encode(verdict)

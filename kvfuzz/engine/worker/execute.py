@@ -9,7 +9,7 @@ from kvfuzz.engine.worker.fill import before_the_first_launch
 from kvfuzz.engine.worker.lanes import GUARD_BYTES, GUARD_VALUE, Lane, Manner, Seen
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.case import Case, Step, TensorView
+from kvfuzz.model.case import Program, Step, TensorView
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.held import Held, held
 from kvfuzz.model.target import Quantise
@@ -44,7 +44,7 @@ def view(buffer: Tensor, of: TensorView) -> Tensor:
 
 
 def execute(
-    case: Case,
+    case: Program,
     adapters: Mapping[str, Adapter],
     lane: Lane,
     quantise: Quantise,
@@ -132,7 +132,7 @@ def image_after(buffer: Tensor, kept: Held, before: Tensor) -> Tensor:
     return before
 
 
-def _tensors(case: Case, step: Step, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _tensors(case: Program, step: Step, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     views = {parameter: case.tensor(name) for parameter, name in step.tensors.items()}
     return {parameter: view(buffers[each.buffer], each) for parameter, each in views.items()}
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvfuzz.model.case import Buffer, Case
+from kvfuzz.model.case import Buffer, Program
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import (
     FP32_MANTISSA,
@@ -77,7 +77,7 @@ def _filled(fill: Fill, buffer: str, kept: Held) -> Array:
     return _codes(fill, words(fill.seed, buffer, kept.nbytes // dtype.itemsize)).view(np.uint8)
 
 
-def before_the_first_launch(case: Case, buffer: Buffer, device: torch.device) -> Tensor:
+def before_the_first_launch(case: Program, buffer: Buffer, device: torch.device) -> Tensor:
     """The held bytes of a buffer, with what its fields lay over its own fill."""
     kept = held(case, buffer.name)
     data = filled(buffer.fill, buffer.name, kept, device)
@@ -87,7 +87,7 @@ def before_the_first_launch(case: Case, buffer: Buffer, device: torch.device) ->
     return data
 
 
-def _lay_over(data: Tensor, case: Case, field: Field, fill: ScaleFill) -> None:
+def _lay_over(data: Tensor, case: Program, field: Field, fill: ScaleFill) -> None:
     axes = [axis for axis in INDEX_ORDER if axis in field.extents]
     counts = [torch.arange(field.extents[axis], device=data.device) for axis in axes]
     coordinates = dict(zip(axes, torch.meshgrid(*counts, indexing="ij"), strict=True))

@@ -3,7 +3,8 @@
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -14,7 +15,7 @@ from kvfuzz.engine.worker.lanes import Lane, Manner, Seen
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.axes import Domain, facts
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Case, Program
 from kvfuzz.model.held import held
 from kvfuzz.model.target import Quantise
 from kvfuzz.model.verdict import (
@@ -55,8 +56,11 @@ class Patience:
             "(--case-timeout)"
         )
 
-    def noting(self, started: float) -> None:
-        """A run has ended that began at `started`, by the monotonic clock."""
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around one run: how long it takes counts, if it comes to its end."""
+        started = time.monotonic()
+        yield
         self._longest = max(self._longest, time.monotonic() - started)
 
 
@@ -138,20 +142,18 @@ class Judge:
         self, variant: Variant, *, base: Run | None = None, origins: bool = False
     ) -> tuple[Run, Seen]:
         unchanged = _unchanged_buffers(base, variant.case) if base else {}
-        started = time.monotonic()
-        done = execute(
-            variant.case,
-            self._adapters,
-            self.lane,
-            self._quantise,
-            filled_before={**unchanged, **variant.images},
-            manner=Manner(
-                variant.poison, variant.readers, variant.order, origins, far=base is None
-            ),
-            where=self._where,
-        )
-        self._patience.noting(started)
-        return done
+        with self._patience.timed():
+            return execute(
+                variant.case,
+                self._adapters,
+                self.lane,
+                self._quantise,
+                filled_before={**unchanged, **variant.images},
+                manner=Manner(
+                    variant.poison, variant.readers, variant.order, origins, far=base is None
+                ),
+                where=self._where,
+            )
 
     def _results(self, case: Case, runs: dict[str, Run], in_turn: bool) -> list[PropertyResult]:
         """What there is to say of each property, in the order of the table; they are asked in it,
@@ -249,7 +251,7 @@ def _noted(result: PropertyResult, note: str) -> PropertyResult:
     return msgspec.structs.replace(result, violation=said)
 
 
-def _unchanged_buffers(base: Run, case: Case) -> dict[str, Tensor]:
+def _unchanged_buffers(base: Run, case: Program) -> dict[str, Tensor]:
     """The images of `base` for buffers that `case` declares in the same words."""
     same = set(base.case.buffers).intersection(case.buffers)
     names = [buffer.name for buffer in same]
@@ -262,9 +264,15 @@ def _origin(case: Case, seen: Seen, buffer: str, byte: int) -> Place | None:
 
 
 def _digest(run: Run) -> str:
+    return digest_of(
+        {name: run.expectation.canonical(name, after) for name, after in run.after.items()}
+    )
+
+
+def digest_of(images: Mapping[str, Tensor]) -> str:
+    """The first 16 hex digits of the SHA-256 of all images, by name."""
     digest = hashlib.sha256()
-    for name in sorted(run.after):
+    for name in sorted(images):
         digest.update(name.encode() + b"\0")
-        after = run.expectation.canonical(name, run.after[name])
-        digest.update(after.to(torch.device("cpu")).numpy().data)
+        digest.update(images[name].to(torch.device("cpu")).numpy().data)
     return digest.hexdigest()[:16]

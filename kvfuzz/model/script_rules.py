@@ -1,0 +1,25 @@
+"""Which levels of the axes of scripts go together."""
+
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.plan_rules import PLAN_RULES
+from kvfuzz.model.rules import Rule
+from kvfuzz.model.script_axes import SCRIPT_AXES
+
+MOST_OF_A_TOKEN = 512
+"""Layers, times tokens of a block, times heads, times bytes of an element, at most."""
+
+_AXES = {axis.name for axis in SCRIPT_AXES}
+
+SCRIPT_RULES: tuple[Rule, ...] = (
+    *(rule for rule in PLAN_RULES if {*rule.axes} <= _AXES),
+    # A block is copied where a second sequence holds it.
+    Rule(("forks", "copies"), lambda forks, copies: copies == "none" or forks == "some"),
+    # A script has many steps, each of which compares the whole cache.
+    Rule(
+        ("layers", "tokens", "heads", "stored_in"),
+        lambda layers, tokens, heads, dtype: (
+            int(layers) * int(tokens) * int(heads) * DTYPES[dtype].itemsize <= MOST_OF_A_TOKEN
+        ),
+    ),
+)
+"""Every rule: those of plans that are about axes of scripts, and those of what happens."""
