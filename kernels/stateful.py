@@ -4,6 +4,7 @@ What no named target does, our own kernels do: `stateful:builtin` is all of them
 on whole pages is tested in no other way, so that its own name means the same.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from kvfuzz.errors import UsageError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.script import STATEFUL_OP
-from kvfuzz.model.script_axes import CACHE_DTYPES, HEADS, TOKEN_LEVELS
+from kvfuzz.model.script_axes import CACHE_DTYPES, HEADS, MODEL_DTYPES, SCALED, TOKEN_LEVELS
 from kvfuzz.model.steps import PAGE_OPS
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
 from kvfuzz.model.vocabulary import Levels
@@ -22,14 +23,37 @@ PREFIX, ALL_OURS = "stateful:", "builtin"
 OPS = ("reshape_and_cache", "gather_cache", *PAGE_OPS)
 """The ops of a script's steps."""
 
-LAYOUT_OF_FORM: dict[str, Levels] = {
-    "kv_first": ("kv_first", "hybrid"),
-    "blocks_first": ("blocks_first",),
-    "mixed": ("blocks_first",),
-    "content_packed": ("content_packed",),
-    "head_slots": ("blocks_first",),
+MEANINGS: dict[str, dict[str, tuple[dict[str, Levels], ...]]] = {
+    "layout": {
+        "kv_first": ({"form": ("kv_first",)},),
+        "hybrid": ({"form": ("kv_first",), "kinds": ("full+mamba", "full+sliding+mamba")},),
+        "blocks_first": ({"form": ("blocks_first", "mixed", "head_slots")},),
+        "content_packed": ({"form": ("content_packed",)},),
+    },
+    "order": {"nhd": ({"page_order": ("nhd",)},), "hnd": ({"page_order": ("hnd",)},)},
+    "nesting": {
+        "layer_first": (
+            {"kv_layout": ("none", "LBHNC", "LBNHC"), "placement": ("separate", "one_buffer")},
+        ),
+        "block_first": ({"kv_layout": ("BLHNC", "BLNHC")}, {"placement": ("packed",)}),
+        "head_first": ({"kv_layout": ("LHBNC",)},),
+        "block_head_first": ({"kv_layout": ("BHLNC",)},),
+    },
+    **{
+        axis: {level: ({name: (level,)},) for level in levels}
+        for axis, name, levels in (
+            ("cache_dtype", "stored_in", CACHE_DTYPES),
+            ("model_dtype", "written_in", MODEL_DTYPES),
+            ("scale", "scaled_by", SCALED),
+            ("block_size", "tokens", TOKEN_LEVELS),
+            ("num_kv_heads", "heads", HEADS),
+        )
+    },
 }
-"""By form of a plan's layers, the layouts of the same pages in the words of a kernel's domain."""
+"""By axis and level of a kernel's domain, the scripts that show it: any one of several."""
+
+ALWAYS = {"page": "exact", "value_size": "same", "granularity": "tensor", "rows": "dense"}
+"""The levels of a kernel's axes that every script shows."""
 
 Resolve = Callable[[TargetSpec], Adapter]
 
@@ -79,19 +103,46 @@ def bundle(spec: TargetSpec, resolve: Resolve) -> StatefulAdapter:
 
 
 def _domain(parts: Iterable[Adapter]) -> Domain:
-    """What all parts accept, in the words of scripts: their domains are in those of kernels."""
-    domains = [part.info.domain for part in parts]
+    """What all parts accept, in the words of scripts.
 
-    def all_have(axis: str, levels: Levels) -> bool:
-        return all(set(levels) & set(domain.levels(axis)) for domain in domains)
+    A level that a part does not accept becomes a combination that no script shows, and so does
+    each combination that a part forbids, if it can come up at all.
+    """
+    forbidden: list[dict[str, Levels]] = []
+    sources = []
+    for part in parts:
+        domain = part.info.domain
+        if domain.allowed.keys() - {"cache_dtype"} or domain.forbidden:
+            sources.append(domain.source)
+        for axis, meanings in MEANINGS.items():
+            for level in set(meanings) - set(domain.levels(axis)):
+                forbidden += meanings[level]
+        for combination in domain.forbidden:
+            if all(_comes_up(axis, levels) for axis, levels in combination.items()):
+                forbidden += _translated(combination)
+    unique = {tuple(sorted(each.items())): each for each in forbidden}
+    said = "; ".join(dict.fromkeys(sources)) or "our own kernels, which take all of it"
+    return Domain(forbidden=tuple(unique.values()), source=said)
 
-    orders: dict[str, Levels] = {"nhd": ("nhd",), "hnd": ("hnd",)}
-    allowed: dict[str, Levels] = {
-        "stored_in": tuple(each for each in CACHE_DTYPES if all_have("cache_dtype", (each,))),
-        "tokens": tuple(each for each in TOKEN_LEVELS if all_have("block_size", (each,))),
-        "heads": tuple(each for each in HEADS if all_have("num_kv_heads", (each,))),
-        "form": tuple(form for form, each in LAYOUT_OF_FORM.items() if all_have("layout", each)),
-        "page_order": tuple(order for order, each in orders.items() if all_have("order", each)),
-    }
-    sources = [domain.source for domain in domains if domain.allowed.keys() - {"cache_dtype"}]
-    return Domain(allowed=allowed, source="; ".join(dict.fromkeys(sources)) or "our own kernels")
+
+def _comes_up(axis: str, levels: Levels) -> bool:
+    """Whether a script can show one of these levels; of axes that nobody knows it is supposed."""
+    return axis not in ALWAYS or ALWAYS[axis] in levels
+
+
+def _translated(combination: Mapping[str, Levels]) -> list[dict[str, Levels]]:
+    """A combination of a kernel's levels as combinations of a script's."""
+    choices = [
+        [meaning for level in levels for meaning in MEANINGS[axis].get(level, ())]
+        for axis, levels in combination.items()
+        if axis in MEANINGS
+    ]
+    found = []
+    for meanings in itertools.product(*choices):
+        joined: dict[str, Levels] = {}
+        for meaning in meanings:
+            for axis, levels in meaning.items():
+                joined[axis] = tuple(each for each in joined.get(axis, levels) if each in levels)
+        if all(joined.values()):
+            found.append(joined)
+    return found

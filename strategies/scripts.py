@@ -23,8 +23,13 @@ MAX_FILL_SEED = (1 << 32) - 1
 FEW, MOST = 2, 14
 """Actions that are drawn, before those that the row still lacks."""
 SEQUENCES = ("a", "b", "c", "d")
-SCALES = (FP32_ONE, 0x3F000000, 0x40490FDB)
-"""1, a half, and the float next to pi, which is no power of two."""
+SCALES = {
+    "none": (FP32_ONE,),
+    "unit": (FP32_ONE,),
+    "power_of_two": (0x3F000000, 0x40800000),
+    "general": (0x40490FDB, 0x3DCCCCCD),
+}
+"""A half and 4; the floats next to pi and to a tenth."""
 BLOCKS, SPARE = 16, 8
 """Blocks for each group, of the device and of the host, and those that are left for an ending."""
 
@@ -33,20 +38,25 @@ def drawn_script_case(choices: Choices, within: Space) -> ScriptCase:
     """The script case that `choices` make; the first of them are its row."""
     row = within.drawn_row(choices)
     plan = _plan(choices, row)
-    is_fp8 = DTYPES[row["stored_in"]].is_fp8
-    model_dtype = pick(choices, ("bf16", "fp16", "fp32")) if is_fp8 else row["stored_in"]
-    scales = [pick(choices, SCALES) if is_fp8 else FP32_ONE for _ in range(2)]
+    scales = _scales(choices, row["scaled_by"])
     blocks = BLOCKS * len(plan.groups)
     script = Script(
         plan,
         tuple(_actions(choices, row, plan, blocks)),
-        model_dtype,
-        scales[0],
-        scales[1],
+        row["written_in"],
+        *scales,
         host_blocks=blocks,
         fill_seed=choices.integer(0, MAX_FILL_SEED),
     )
     return lower_script(script)
+
+
+def _scales(choices: Choices, kind: str) -> tuple[int, int]:
+    """The scales of K and V: one of the kind that a row names, and one that is no harder."""
+    levels = ("unit", "power_of_two", "general")
+    easier = levels[: levels.index(kind) + 1] if kind in levels else (kind,)
+    pair = (pick(choices, SCALES[kind]), pick(choices, SCALES[pick(choices, easier)]))
+    return pair if chance(choices, 2) else (pair[1], pair[0])
 
 
 def _plan(choices: Choices, row: Row) -> CachePlan:

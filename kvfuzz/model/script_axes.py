@@ -4,11 +4,15 @@ from collections.abc import Callable
 
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE
 from kvfuzz.model.plan_axes import PLAN_AXES
 from kvfuzz.model.script import STATEFUL_OP, ScriptCase
 from kvfuzz.model.vocabulary import Levels
 
 CACHE_DTYPES: Levels = tuple(DTYPES)
+MODEL_DTYPES: Levels = tuple(name for name, dtype in DTYPES.items() if not dtype.is_fp8)
+SCALED: Levels = ("none", "unit", "power_of_two", "general")
+"""The scales of an fp8 cache, as kernels' axis `scale` has them."""
 TOKEN_LEVELS: Levels = ("4", "16", "32")
 HEADS: Levels = ("1", "2", "3", "4")
 FORMS: Levels = ("kv_first", "blocks_first", "mixed", "content_packed", "head_slots")
@@ -43,6 +47,21 @@ def _stored_in(case: ScriptCase) -> str:
     return next(layer.cache_dtype for layer in case.plan.owners if layer.is_attention)
 
 
+def _scaled_by(case: ScriptCase) -> str:
+    if not DTYPES[_stored_in(case)].is_fp8:
+        return "none"
+    return max(
+        (scale_kind(bits) for bits in (case.script.k_scale, case.script.v_scale)), key=SCALED.index
+    )
+
+
+def scale_kind(bits: int) -> str:
+    """The kind of a scale with this bit pattern."""
+    if bits == FP32_ONE:
+        return "unit"
+    return "power_of_two" if bits & FP32_MANTISSA == 0 else "general"
+
+
 def _happens(rule: str) -> Callable[[ScriptCase], str]:
     """Whether an action of a rule happens in a script."""
 
@@ -70,6 +89,8 @@ SCRIPT_AXES: tuple[Axis, ...] = (
         if axis.name in OF_PLANS
     ),
     Axis("stored_in", CACHE_DTYPES, _stored_in),
+    Axis("written_in", MODEL_DTYPES, lambda case: case.script.model_dtype),
+    Axis("scaled_by", SCALED, _scaled_by),
     Axis("forks", SOME, _happens("fork")),
     Axis("copies", SOME, _copies),
     Axis("rollbacks", SOME, _happens("rollback")),
