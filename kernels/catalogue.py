@@ -59,6 +59,11 @@ SHIPPED: tuple[Listed, ...] = (
         "vLLM's views by KVCacheLayout, from 0.29.0 on; needs --source vllm=DIR",
     ),
     Listed(
+        "vllm:map_to_kernel_blocks",
+        "expand_block_table",
+        "vLLM's table of kernel blocks; needs --source vllm=DIR",
+    ),
+    Listed(
         "vllm:v1_cache_views",
         "cache_views",
         "vLLM's views by its V1 runner, until 0.28.0; needs --source vllm=DIR",

@@ -16,11 +16,14 @@ from types import ModuleType
 from typing import Any, get_args
 
 from kvfuzz.errors import NotCheckedError, UsageError
+from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.contracts import CONTRACTS, CONVENTIONAL, bind, objections
 from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.own import INVERSE
+from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.axes import Domain, nearest, parse_where
+from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.target import (
     DeadBytes,
     MayHold,
@@ -33,8 +36,9 @@ from kvfuzz.model.target import (
 QUOTIENT, DOMAIN, DEAD = "KVFUZZ_QUOTIENT", "KVFUZZ_DOMAIN", "KVFUZZ_DEAD"
 
 
-def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
-    """The adapter of the function; its op is `spec.op`, or what its parameters say.
+def adapter(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
+    """The adapter of the function; its op is `spec.op`, or what its parameters say. That of an op
+    on a cache plan (`kvfuzz.kernels.plan_targets` says what it takes) has to be named.
 
     It claims all strides, sizes and numbers, of the axes in `CONVENTIONAL` those levels, and
     instead of either what the file declares: narrow it with --where, or let the function refuse by
@@ -50,8 +54,13 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
     module = _import(path, content)
     function = _function(module, name, spec.name)
     op = spec.op or _op_of(function, spec.name)
+    if op in PLAN_OPS:
+        source_of = "a file target takes every plan that --where leaves"
+        info = TargetInfo(f"file:{name}", op, Domain(source=source_of), Quantise(), "", content)
+        return PlanAdapter(info, plan_targets.bind(function, op), (NotImplementedError,))
     if op not in CONTRACTS:
-        raise UsageError(f"--op {op}: no such op; {nearest(op, CONTRACTS)}")
+        known = {**CONTRACTS, **dict.fromkeys(PLAN_OPS)}
+        raise UsageError(f"--op {op}: no such op; {nearest(op, known)}")
     info = TargetInfo(
         # Never the path: a seed must mean the same on every machine.
         name=f"file:{name}",

@@ -10,6 +10,7 @@ from kvfuzz.kernels.catalogue import ENTRY_POINTS, list_targets
 from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.kernels.stateful import PREFIX, StatefulAdapter, bundle
 from kvfuzz.model.axes import nearest
+from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.steps import PAGE_OPS
 from kvfuzz.model.target import DEFAULT_ARCH, TargetSpec
 
@@ -71,7 +72,7 @@ def _resolved(spec: TargetSpec, arch: str) -> Adapter | PlanAdapter:
         )
     listed = {target.name: target for target in list_targets()}
     if kind in MAKERS and (spec.name in listed or kind == "mutant"):
-        builds = kind == "vllm" and listed[spec.name].op == "cache_views"
+        builds = kind == "vllm" and listed[spec.name].op in PLAN_OPS
         return _checked(_maker(*MAKERS["vllm views" if builds else kind])(spec, arch=arch), spec)
     for entry in entry_points(group=ENTRY_POINTS, name=spec.name):
         make: Callable[[TargetSpec], Adapter | PlanAdapter] = entry.load()

@@ -16,12 +16,19 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvfuzz.errors import NotCheckedError
+from kvfuzz.kernels.adapter import content_of
 from kvfuzz.kernels.builtin.cache_views import DTYPES
+from kvfuzz.kernels.plan_targets import PlanAdapter, bind
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.vllm_stubs import known
+from kvfuzz.model.axes import Domain
 from kvfuzz.model.cache_plan import CacheLayer, CachePlan
+from kvfuzz.model.plan_axes import MORE_TOKENS, TOKENS
+from kvfuzz.model.target import Quantise, TargetInfo
+from kvfuzz.model.vocabulary import Levels
 
 INTERFACE = "vllm/v1/kv_cache_interface.py"
 BACKENDS = "vllm/v1/attention/backends"
@@ -133,6 +140,28 @@ class MlaBackend:
     def get_kv_cache_block_dim(*_: object, **__: object) -> int:
         """Blocks come first."""
         return 0
+
+
+REFUSALS = (AssertionError, NotImplementedError)
+BLOCKS_OF_16: Levels = (*(each for each in TOKENS if int(each) % 16 == 0), MORE_TOKENS)
+"""Every backend's get_kv_cache_shape raises for other sizes."""
+
+Parts = dict[str, dict[str, Tensor]]
+
+
+def plan_target(
+    name: str,
+    file: str,
+    specs: Specs,
+    function: Callable[..., Any],
+    domain: Domain,
+    *,
+    op: str = "cache_views",
+) -> PlanAdapter:
+    """The adapter of a function of a tree, whose source is `file`."""
+    content = content_of((specs.tree.root / file).read_bytes())
+    info = TargetInfo(name, op, domain, Quantise(), "", content)
+    return PlanAdapter(info, bind(function, op), REFUSALS)
 
 
 def method(path: Path, owner: str, name: str, namespace: dict[str, Any]) -> Callable[..., Any]:

@@ -4,48 +4,47 @@
     vllm:v2_cache_views         _reshape_kv_cache of the V2 runner (worker/gpu/attn_utils.py)
     vllm:split_kv_cache         the V1 runner's views as RocmAiterUnifiedAttentionImpl splits them
     vllm:create_kv_cache_views  create_kv_cache_views, from 0.29.0 on
+    vllm:map_to_kernel_blocks   BlockTable.map_to_kernel_blocks, an expand_block_table
 
 Views are those that kernels are handed: what a backend takes apart, each by the way its own source
 takes it apart, is taken apart here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels.adapter import content_of
-from kvfuzz.kernels.builtin.cache_views import DTYPES
-from kvfuzz.kernels.plan_targets import PlanAdapter, bind
+from kvfuzz.kernels.plan_targets import PlanAdapter
+from kvfuzz.kernels.vllm_kv_layouts import since_kv_layouts
 from kvfuzz.kernels.vllm_specs import (
     BACKENDS,
-    INTERFACE,
+    BLOCKS_OF_16,
     MlaBackend,
+    Parts,
     Specs,
     has_method,
     method,
+    plan_target,
     scope_of,
     takes,
 )
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.cache_plan import CacheLayer, CachePlan
-from kvfuzz.model.plan_axes import KIND_SETS, MORE_TOKENS, TOKENS
-from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
+from kvfuzz.model.plan_axes import KIND_SETS
+from kvfuzz.model.target import TargetSpec
 from kvfuzz.model.vocabulary import Levels
 
+BLOCK_TABLE = "vllm/v1/worker/block_table.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 ATTN_UTILS = "vllm/v1/worker/gpu/attn_utils.py"
 AITER_UNIFIED = f"{BACKENDS}/rocm_aiter_unified_attn.py"
 
-REFUSALS = (AssertionError, NotImplementedError)
-BLOCKS_OF_16: Levels = (*(each for each in TOKENS if int(each) % 16 == 0), MORE_TOKENS)
-"""Every backend's get_kv_cache_shape raises for other sizes."""
-
-Parts = dict[str, dict[str, Tensor]]
 Split = Callable[[CacheLayer, Tensor], tuple[Tensor, Tensor]]
 """K and V, `[num_blocks, block_size, num_kv_heads, head_size]`, out of a layer's whole view."""
 
@@ -62,17 +61,10 @@ def adapter(spec: TargetSpec, *, arch: str) -> PlanAdapter:
         "vllm:v1_cache_views": _v1,
         "vllm:v2_cache_views": _v2,
         "vllm:split_kv_cache": _split_by_aiter,
-        "vllm:create_kv_cache_views": _since_kv_layouts,
+        "vllm:create_kv_cache_views": since_kv_layouts,
+        "vllm:map_to_kernel_blocks": _kernel_blocks,
     }
     return makers[spec.name](specs)
-
-
-def _adapter(
-    name: str, file: str, specs: Specs, function: Callable[..., Parts], domain: Domain
-) -> PlanAdapter:
-    content = content_of((specs.tree.root / file).read_bytes())
-    info = TargetInfo(name, "cache_views", domain, Quantise(), "", content)
-    return PlanAdapter(info, bind(function, "cache_views"), REFUSALS)
 
 
 class Backends:
@@ -178,7 +170,7 @@ def _v2(specs: Specs) -> PlanAdapter:
         forbidden=(*_FORBIDDEN, two_blocks),
         source=f"{ATTN_UTILS}: _reshape_kv_cache, its assertions and its warning",
     )
-    return _adapter("vllm:v2_cache_views", ATTN_UTILS, specs, views, domain)
+    return plan_target("vllm:v2_cache_views", ATTN_UTILS, specs, views, domain)
 
 
 def _with(kind: str) -> Levels:
@@ -187,7 +179,7 @@ def _with(kind: str) -> Levels:
 
 def _v1(specs: Specs) -> PlanAdapter:
     views = _v1_views(specs, Backends(specs, "triton_attn"), _unbound)
-    return _adapter("vllm:v1_cache_views", RUNNER, specs, views, _v1_domain())
+    return plan_target("vllm:v1_cache_views", RUNNER, specs, views, _v1_domain())
 
 
 def _v1_domain() -> Domain:
@@ -269,7 +261,7 @@ def _split_by_aiter(specs: Specs) -> PlanAdapter:
         "page_order": ("nhd",),
         "form": ("kv_first", "blocks_first", "mixed"),
     }
-    return _adapter(
+    return plan_target(
         "vllm:split_kv_cache",
         AITER_UNIFIED,
         specs,
@@ -278,59 +270,20 @@ def _split_by_aiter(specs: Specs) -> PlanAdapter:
     )
 
 
-def _since_kv_layouts(specs: Specs) -> PlanAdapter:
-    make = getattr(specs.interface, "create_kv_cache_views", None)
-    if make is None:
-        raise NotCheckedError(f"{INTERFACE} has no create_kv_cache_views: absent in this tree")
-    interface, rocm = specs.interface, specs.tree.load(f"{BACKENDS}/rocm_attn.py")
-    layouts = specs.tree.load("vllm/v1/kv_cache_layout.py").KVCacheLayout
+def _kernel_blocks(specs: Specs) -> PlanAdapter:
+    path = specs.tree.find(BLOCK_TABLE)
+    expand = method(path, "BlockTable", "map_to_kernel_blocks", {"np": np})
 
-    def views(allocations: Mapping[str, Tensor], plan: CachePlan) -> Parts:
-        caches: dict[str, Tensor] = {}
-        for each in plan.placements:
-            layer = plan.layer(each.layers[0])
-            spec = specs.spec(layer)
-            if layer.form == "head_slots":
-                spec = rocm.RocmAttentionBackend.customize_spec(spec)
-            tensor = interface.KVCacheTensor(
-                size=allocations[each.allocation].numel(),
-                layers=list(each.layers),
-                layer_stride=each.layer_stride,
-                block_stride=each.block_stride,
-                offset=each.offset,
-            )
-            made = make(
-                allocations[each.allocation].view(torch.int8),
-                spec,
-                plan.num_blocks,
-                layouts[plan.kv_layout],
-                tensor,
-                kernel_block_size=layer.kernel_block_size if layer.is_attention else None,
-            )
-            caches.update(zip(each.layers, made, strict=True))
-        caches |= {each.name: caches[each.shares] for each in plan.sharers}
-        return {layer.name: _taken_apart(layer, caches[layer.name]) for layer in plan.layers}
+    def kernel_blocks(block_ids: Sequence[int], ratio: int) -> list[int]:
+        ids = np.array(block_ids, np.int32)
+        found: list[int] = expand(ids, ratio, np.arange(ratio).reshape(1, -1)).tolist()
+        return found
 
-    domain = Domain(
-        allowed={"placement": ("one_buffer",), "tokens": BLOCKS_OF_16},
-        source=f"{INTERFACE}: create_kv_cache_views, its assertions",
+    return plan_target(
+        "vllm:map_to_kernel_blocks",
+        BLOCK_TABLE,
+        specs,
+        kernel_blocks,
+        Domain(source=f"{BLOCK_TABLE}: BlockTable.map_to_kernel_blocks"),
+        op="expand_block_table",
     )
-    return _adapter("vllm:create_kv_cache_views", INTERFACE, specs, views, domain)
-
-
-def _taken_apart(layer: CacheLayer, cache: Tensor) -> dict[str, Tensor]:
-    """The parts of one `[num_blocks, heads, tokens, content]` view."""
-    if layer.form == "content_packed":
-        k, v = torch.split(cache.transpose(1, 2), [layer.head_size, layer.head_size_v], dim=-1)
-        return {"k": k, "v": v}
-    if layer.form == "head_slots":
-        heads = torch.unflatten(cache, -1, (layer.num_kv_heads, layer.head_size))
-        return {"k": heads[:, 0], "v": heads[:, 1]}
-    if layer.form == "latent":
-        return {"latent": cache[:, 0]}
-    parts, start = {}, 0
-    for number, state in enumerate(layer.states):
-        piece = cache[:, 0, 0, start : start + state.nbytes].view(DTYPES[state.dtype])
-        parts[f"state_{number}"] = torch.unflatten(piece, -1, state.shape)
-        start += state.nbytes
-    return parts
