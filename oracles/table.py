@@ -18,6 +18,7 @@ from kvfuzz.oracles import (
     relocated,
     scales,
     schedule,
+    splits,
     stored_bytes,
     strides,
 )
@@ -92,6 +93,12 @@ PROPERTIES: tuple[Property, ...] = (
         "batch_invariance",
         batches.batch_invariance,
         variants=batches.batch_variants,
+        takes_turns=True,
+    ),
+    Property(
+        "prefix_split",
+        splits.prefix_split,
+        variants=splits.split_variants,
         takes_turns=True,
     ),
 )

@@ -111,6 +111,12 @@ _WORDS: dict[str, PropertyWords] = {
         expected="then",
         got="here",
     ),
+    "prefix_split": PropertyWords(
+        "a batch that is written in chunks leaves the same bytes as one write",
+        "bytes of the cache",
+        expected="in chunks",
+        got="here",
+    ),
 }
 
 

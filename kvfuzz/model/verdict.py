@@ -27,6 +27,7 @@ PROPERTY_NAMES: tuple[str, ...] = (
     "layout_equivariance",
     "block_permutation",
     "batch_invariance",
+    "prefix_split",
 )
 """Every property of kernels, in the order in which a finding is named after them.
 
@@ -59,6 +60,7 @@ RELATIONS = (
     "size1_stride",
     "scale_homogeneity",
     "batch_invariance",
+    "prefix_split",
     "determinism",
     "no_race",
 )
