@@ -29,14 +29,16 @@ NAMES: dict[torch.dtype, str] = {
     torch.float8_e5m2: "e5m2",
     torch.float8_e5m2fnuz: "e5m2fnuz",
     torch.uint8: "u8",
+    torch.int8: "u8",
 }
+"""int8 is what engines allocate bytes as."""
 
 Views = Mapping[str, Mapping[str, Tensor]]
 """By layer and part."""
 
 
 class NotAViewError(Exception):
-    """A target returned a tensor that is over none of the allocations."""
+    """A target returned a tensor that is over none of the allocations, or of no cache's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +60,22 @@ def buffers(plan: CachePlan) -> dict[str, Tensor]:
 
 
 def observed(views: Views, over: Mapping[str, Tensor]) -> Made:
-    """The views as data. Raises NotAViewError for a tensor that is over no allocation."""
+    """The views as data. Raises NotAViewError for what can be none."""
     owner = {_storage(tensor): name for name, tensor in over.items()}
     made = []
     for layer, parts in views.items():
         for part, tensor in parts.items():
             if _storage(tensor) not in owner:
                 raise NotAViewError(f"{part} of layer {layer} is a copy, not a view of its cache")
+            if tensor.dtype not in NAMES:
+                raise NotAViewError(f"{part} of layer {layer} is of {tensor.dtype}")
             element = tensor.element_size()
             made.append(
                 LayerView(
                     layer,
                     part,
                     owner[_storage(tensor)],
-                    NAMES.get(tensor.dtype, str(tensor.dtype)),
+                    NAMES[tensor.dtype],
                     tuple(tensor.shape),
                     tuple(stride * element for stride in tensor.stride()),
                     int(tensor.storage_offset()) * element,

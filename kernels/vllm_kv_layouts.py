@@ -45,7 +45,7 @@ def since_kv_layouts(specs: Specs) -> PlanAdapter:
             )
             caches.update(zip(each.layers, made, strict=True))
         caches |= {each.name: caches[each.shares] for each in plan.sharers}
-        return {layer.name: _taken_apart(layer, caches[layer.name]) for layer in plan.layers}
+        return {layer.name: taken_apart(layer, caches[layer.name]) for layer in plan.layers}
 
     domain = Domain(
         allowed={"placement": ("one_buffer",), "tokens": BLOCKS_OF_16},
@@ -54,7 +54,7 @@ def since_kv_layouts(specs: Specs) -> PlanAdapter:
     return plan_target("vllm:create_kv_cache_views", INTERFACE, specs, views, domain)
 
 
-def _taken_apart(layer: CacheLayer, cache: Tensor) -> dict[str, Tensor]:
+def taken_apart(layer: CacheLayer, cache: Tensor) -> dict[str, Tensor]:
     """The parts of one `[num_blocks, heads, tokens, content]` view."""
     if layer.form == "content_packed":
         k, v = torch.split(cache.transpose(1, 2), [layer.head_size, layer.head_size_v], dim=-1)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.plan_targets import PlanAdapter
-from kvfuzz.kernels.vllm_kv_layouts import since_kv_layouts
+from kvfuzz.kernels.vllm_kv_layouts import since_kv_layouts, taken_apart
 from kvfuzz.kernels.vllm_specs import (
     BACKENDS,
     BLOCKS_OF_16,
@@ -67,6 +67,14 @@ def adapter(spec: TargetSpec, *, arch: str) -> PlanAdapter:
     return makers[spec.name](specs)
 
 
+SHAPES: dict[tuple[int, ...], Levels] = {
+    (7, 2, 16, 3, 8): ("kv_first", "blocks_first", "mixed", "latent"),
+    (7, 3, 16, 16): ("kv_first", "content_packed", "latent"),
+}
+"""By what Triton's backend makes of 7 blocks of 16 tokens, 3 heads and 8 elements, the forms of a
+tree; ROCM_ATTN is K/V-first in both."""
+
+
 class Backends:
     """The tree's backends of each form, before there were KVCacheLayouts."""
 
@@ -80,14 +88,15 @@ class Backends:
             "rocm_aiter_unified_attn": "RocmAiterUnifiedAttentionBackend",
         }
         self.blocks_first: Any = getattr(module, names[blocks_first])
-        if self.blocks_first.get_kv_cache_shape(7, 16, 3, 8) != (7, 2, 16, 3, 8):
-            raise NotCheckedError(
-                f"{module.__file__}: its pages are not (num_blocks, 2, ...) in this tree"
-            )
+        shape = self.blocks_first.get_kv_cache_shape(7, 16, 3, 8)
+        if shape not in SHAPES:
+            raise NotCheckedError(f"{module.__file__}: its pages are {shape} in this tree")
+        self.forms = SHAPES[shape]
+        """The forms that the tree's backends take pages for."""
 
     def of(self, layer: CacheLayer) -> Any:
         """The backend that takes a layer's pages for its form."""
-        if layer.form == "blocks_first":
+        if layer.form in ("blocks_first", "content_packed"):
             # What VLLM_KV_CACHE_LAYOUT says, which a backend asks for; a plan has one.
             self._module.__dict__["get_kv_cache_layout"] = layer.order.upper
         if layer.form == "latent":
@@ -96,8 +105,13 @@ class Backends:
 
 
 def _unbound(layer: CacheLayer, cache: Tensor) -> tuple[Tensor, Tensor]:
-    """As the backends take their caches apart: along the axis of two (rocm_attn, triton_attn)."""
-    k, v = cache.unbind(0 if layer.form == "kv_first" else 1)
+    """As the backends take their caches apart: along the axis of two, or out of the content
+    dimension (rocm_attn, triton_attn)."""
+    if layer.form == "content_packed":
+        sizes = [layer.head_size, layer.head_size_v]
+        k, v = torch.split(cache.transpose(1, 2), sizes, dim=-1)
+    else:
+        k, v = cache.unbind(0 if layer.form == "kv_first" else 1)
     return k, v
 
 
@@ -106,7 +120,9 @@ def _parts(plan: CachePlan, caches: Mapping[str, Any], split: Split = _unbound) 
     for layer in plan.layers:
         cache = caches[layer.name]
         if layer.form == "states":
-            made[layer.name] = {f"state_{i}": state for i, state in enumerate(cache)}
+            # A list of states, or one view of the page's bytes that they are cut out of (#44456).
+            states = {f"state_{number}": state for number, state in enumerate(cache)}
+            made[layer.name] = taken_apart(layer, cache) if isinstance(cache, Tensor) else states
         elif layer.form == "latent":
             made[layer.name] = {"latent": cache}
         else:
@@ -128,12 +144,18 @@ def _kernel_block_sizes(plan: CachePlan) -> list[int]:
     return [plan.layer(group[0]).kernel_block_size for group in plan.groups]
 
 
-_BEFORE = {
-    "placement": ("separate", "packed"),
-    "kv_layout": ("none",),
-    "form": ("kv_first", "blocks_first", "mixed", "latent"),
-    "tokens": BLOCKS_OF_16,
-}
+def _before(forms: Levels) -> dict[str, Levels]:
+    """What plans are like before there were KVCacheLayouts."""
+    return {
+        "placement": ("separate", "packed"),
+        "kv_layout": ("none",),
+        "form": forms,
+        "tokens": BLOCKS_OF_16,
+        # get_kv_cache_shape is asked with one head size.
+        "value_heads": ("same",),
+    }
+
+
 _FORBIDDEN: tuple[dict[str, Levels], ...] = (
     # _restride_blocks_first_kv_cache_to_kv_first_storage says that it skips others than NHD.
     {"form": ("mixed",), "page_order": ("hnd",)},
@@ -160,14 +182,14 @@ def _v2(specs: Specs) -> PlanAdapter:
         return _parts(plan, caches)
 
     # "Cannot determine layout for tensor of shape (2, 2, ...)".
-    two_blocks: dict[str, Levels] = {
-        "kinds": _with("mamba"),
-        "form": ("kv_first",),
-        "num_blocks": ("2",),
-    }
+    hybrid: dict[str, Levels] = {"kinds": _with("mamba"), "form": ("kv_first",)}
+    two_blocks: tuple[dict[str, Levels], ...] = (
+        {**hybrid, "num_blocks": ("2",), "kernel_blocks": ("1",)},
+        {**hybrid, "num_blocks": ("1",), "kernel_blocks": ("2",)},
+    )
     domain = Domain(
-        allowed=_BEFORE,
-        forbidden=(*_FORBIDDEN, two_blocks),
+        allowed=_before(backends.forms),
+        forbidden=(*_FORBIDDEN, *two_blocks),
         source=f"{ATTN_UTILS}: _reshape_kv_cache, its assertions and its warning",
     )
     return plan_target("vllm:v2_cache_views", ATTN_UTILS, specs, views, domain)
@@ -178,14 +200,15 @@ def _with(kind: str) -> Levels:
 
 
 def _v1(specs: Specs) -> PlanAdapter:
-    views = _v1_views(specs, Backends(specs, "triton_attn"), _unbound)
-    return plan_target("vllm:v1_cache_views", RUNNER, specs, views, _v1_domain())
+    backends = Backends(specs, "triton_attn")
+    views = _v1_views(specs, backends, _unbound)
+    return plan_target("vllm:v1_cache_views", RUNNER, specs, views, _v1_domain(backends.forms))
 
 
-def _v1_domain() -> Domain:
+def _v1_domain(forms: Levels) -> Domain:
     return Domain(
         # Layers that share a cache are bound to it by the caller of these methods.
-        allowed={**_BEFORE, "sharers": ("none",)},
+        allowed={**_before(forms), "sharers": ("none",)},
         forbidden=_FORBIDDEN,
         source=f"{RUNNER}: _reshape_kv_cache_tensors and what it calls",
     )
@@ -255,7 +278,7 @@ def _split_by_aiter(specs: Specs) -> PlanAdapter:
         return k, v
 
     views = _v1_views(specs, Backends(specs, "rocm_aiter_unified_attn"), by_impl)
-    domain = _v1_domain()
+    domain = _v1_domain(("kv_first", "blocks_first", "mixed"))
     allowed = {
         **domain.allowed,
         "page_order": ("nhd",),

@@ -76,7 +76,13 @@ def _form(case: PlanCase) -> str:
 
 
 def _page_order(case: PlanCase) -> str:
-    ordered = [layer for layer in _attention(case) if layer.form == "blocks_first"]
+    """Of layers whose backend is told the order; a KVCacheLayout says it itself."""
+    ordered = [
+        layer
+        for layer in _attention(case)
+        if layer.form == "blocks_first"
+        or (layer.form == "content_packed" and not case.plan.kv_layout)
+    ]
     return "hnd" if any(layer.order == "hnd" for layer in ordered) else "nhd"
 
 

@@ -24,22 +24,30 @@ def _form_fits(kinds: str, form: str) -> bool:
 
 
 def _form_is_placed(placement: str, form: str) -> bool:
-    """K and V in one content dimension, or two head slots, came with the one buffer (#44455)."""
-    if form == "latent":
+    """Two head slots came with the one buffer, and K/V-first pages went with it; K and V in one
+    content dimension were there before (#44455). A packed page lies in one piece."""
+    if form in ("latent", "content_packed"):
         return True
     if placement == "one_buffer":
-        return form in ("content_packed", "head_slots")
-    # A packed page lies in one piece (assert inv_order[0] == 0 in attn_utils of 0.24.0).
-    return form == "blocks_first" if placement == "packed" else form in FORMS_BEFORE
+        return form == "head_slots"
+    return form == "blocks_first" if placement == "packed" else form in BEFORE
 
 
-FORMS_BEFORE = ("kv_first", "blocks_first", "mixed")
+BEFORE = ("kv_first", "blocks_first", "mixed")
 
 PLAN_RULES: tuple[Rule, ...] = (
     Rule(("placement", "kv_layout"), lambda p, layout: (p == "one_buffer") == (layout != "none")),
     Rule(("kinds", "form"), _form_fits),
     Rule(("placement", "form"), _form_is_placed),
-    Rule(("form", "page_order"), lambda form, order: order == "nhd" or form == "blocks_first"),
+    # A KVCacheLayout says the order itself.
+    Rule(
+        ("placement", "form", "page_order"),
+        lambda placement, form, order: (
+            order == "nhd"
+            or form == "blocks_first"
+            or (form == "content_packed" and placement != "one_buffer")
+        ),
+    ),
     # With one head, or one token a block, the orders are the same, but tokens begin at 4.
     Rule(("kinds", "groups"), _groups_fit),
     Rule(
