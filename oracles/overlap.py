@@ -154,3 +154,9 @@ def _solved(conditions: Sequence[str], variables: Sequence[str], fixed: int) -> 
     point = points.lexmin().sample_point()
     values = [int(str(point.get_coordinate_val(islpy.dim_type.set, at))) for at in range(4)]
     return Witness(values[0], values[3], values[1], values[2])
+
+
+def forget() -> None:
+    """Drop the answers that are remembered: to measure how long they take."""
+    _decided.cache_clear()
+    _repeated.cache_clear()
