@@ -125,7 +125,7 @@ def _with_views(*views, **changes):
             ["form='kv_first' with layout=packed, expected one of ('blocks_first',)"],
         ),
         (
-            ["preset:llama-4-scout", "--layout", "LHBNC"],
+            ["preset:qwen3-next-80b-a3b", "--layout", "LHBNC"],
             ["kv_layout=LHBNC with pages of several (heads, bytes)"],
         ),
         (["preset:llama-4-scout", "--cache-dtype", "bf61"], ["cache_dtype='bf61'", "did you mean"]),
@@ -153,7 +153,7 @@ def test_nothing_to_prove_is_a_usage_error_of_click(kvfuzz):
         (b'{"views": []}', ["missing required field `num_blocks`", "or tensors (num_blocks,"]),
         (
             _with_views(["a", "k", "kv", "bf16", [3, 4], [32, 2]]),
-            ["f.json: Expected `array` of length 7, got 6 - at `$.views[0]`"],
+            ["f.json: Expected `array` of at least length 7, got 6 - at `$.views[0]`"],
         ),
         (
             {**msgspec.to_builtins(separate([[attention("a")]], 2)), "groups": []},
@@ -200,7 +200,7 @@ def test_drawn_plans_are_the_same_for_the_same_seed(kvfuzz, here):
         ended = kvfuzz("prove", "drawn:12", *options)
         assert ended.code == Exit.CLEAN
         assert "12 plans on builtin:cache_views: 12 proved" in ended.out
-        return re.sub(r"\d+\.\d\d s", "", ended.out)
+        return re.sub(r"\d+\.\d\d s", "", " ".join(ended.out.split()))
 
     assert plans() == plans("--seed", "0")
 
