@@ -242,6 +242,14 @@ REFUSED = [
         )
         for name, value in (("offset", -1), ("layer_stride", -256), ("block_stride", 0))
     ),
+    *(
+        (
+            f"an element across {name}",
+            lambda name=name, value=value: _with_placement(0, **{name: value}),
+            "placement of a, w: ",
+        )
+        for name, value in (("offset", 1), ("block_stride", 257))
+    ),
     (
         "a group at one place",
         lambda: _swapped(),
