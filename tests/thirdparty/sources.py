@@ -15,15 +15,21 @@ from pathlib import Path
 NEEDED = (
     "vllm/v1/attention",
     "vllm/attention",
+    "vllm/v1/kv_cache_interface.py",
+    "vllm/v1/kv_cache_layout.py",
+    "vllm/v1/kv_cache_spec_registry.py",
     "vllm/v1/kv_offload/cpu/swap_blocks_triton.py",
     "vllm/v1/worker/block_table.py",
+    "vllm/v1/worker/gpu/attn_utils.py",
     "vllm/v1/worker/gpu/block_table.py",
     "vllm/v1/worker/gpu/buffer_utils.py",
+    "vllm/v1/worker/gpu_model_runner.py",
     "vllm/v1/worker/mamba_utils.py",
     "vllm/v1/worker/utils.py",
     "vllm/model_executor/layers/mamba/ops/gather_initial_states.py",
     "vllm/model_executor/layers/mamba/ops/scatter_states.py",
     "vllm/models/deepseek_v4/common/ops/cache_utils.py",
+    "vllm/utils/math_utils.py",
     "vllm/distributed/kv_transfer/kv_connector/v1/hf3fs/utils/gather_scatter_helper.py",
 )
 """What the tests load of a tree; the rest of the archive is not unpacked."""

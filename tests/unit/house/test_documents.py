@@ -77,10 +77,15 @@ def test_the_finding_that_the_readme_shows_has_the_rows_that_the_command_prints(
 
 
 def test_properties_are_named_once_and_in_one_order():
-    from kvfuzz.model.verdict import PROPERTY_NAMES
+    from kvfuzz.model.verdict import PLAN_PROPERTY_NAMES, PROPERTY_NAMES
+    from kvfuzz.oracles.plan_table import PLAN_PROPERTIES
     from kvfuzz.oracles.table import PROPERTIES
 
     assert tuple(each.name for each in PROPERTIES) == PROPERTY_NAMES
+    assert tuple(each.name for each in PLAN_PROPERTIES["cache_views"]) == PLAN_PROPERTY_NAMES
+    for properties in PLAN_PROPERTIES.values():
+        names = [each.name for each in properties]
+        assert names == [name for name in PLAN_PROPERTY_NAMES if name in names]
 
 
 def test_modules_stay_near_one_idea():

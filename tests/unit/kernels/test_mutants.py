@@ -6,19 +6,32 @@ import pytest
 
 from kvfuzz.errors import UsageError
 from kvfuzz.kernels.mutants.patches import mutants
-from kvfuzz.kernels.own import FUNCTIONS, load
-from kvfuzz.model.verdict import PROPERTY_NAMES
+from kvfuzz.kernels.own import FUNCTIONS, PLAN_FUNCTIONS, load
+from kvfuzz.model.verdict import PLAN_PROPERTY_NAMES, PROPERTY_NAMES
 
-every_mutant = pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
+
+def _each(chosen):
+    return pytest.mark.parametrize("mutant", chosen, ids=lambda mutant: mutant.name)
+
+
+OF_KERNELS = [mutant for mutant in mutants() if mutant.patches in FUNCTIONS]
+OF_PLANS = [mutant for mutant in mutants() if mutant.patches in PLAN_FUNCTIONS]
+
+every_mutant = _each(mutants())
+
+
+def test_a_mutant_patches_a_kernel_or_an_op_on_plans():
+    assert len(OF_KERNELS) + len(OF_PLANS) == len(mutants())
+    assert {mutant.patches for mutant in OF_KERNELS} == FUNCTIONS.keys()
+    assert {mutant.patches for mutant in OF_PLANS} == PLAN_FUNCTIONS.keys()
 
 
 @every_mutant
-def test_a_patch_changes_exactly_one_line_of_a_built_in_kernel(mutant):
+def test_a_patch_changes_exactly_one_line_of_a_built_in_function(mutant):
     before = mutant.path.read_text().splitlines()
     after = mutant.source().splitlines()
     assert len(before) == len(after)
     assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
-    assert mutant.patches in FUNCTIONS
 
 
 @every_mutant
@@ -29,10 +42,11 @@ def test_a_patched_source_is_python(mutant):
 @every_mutant
 def test_a_mutant_says_what_it_models_and_what_catches_it(mutant):
     assert mutant.models
-    assert mutant.caught_by in PROPERTY_NAMES
+    names = PROPERTY_NAMES if mutant.patches in FUNCTIONS else PLAN_PROPERTY_NAMES
+    assert mutant.caught_by in names
 
 
-@every_mutant
+@_each(OF_KERNELS)
 def test_a_loaded_mutant_has_the_patched_source_to_compile(mutant):
     function = load(mutant, mutant.source())
     kernel = function.__globals__[f"{mutant.patches}_kernel"]
@@ -41,14 +55,27 @@ def test_a_loaded_mutant_has_the_patched_source_to_compile(mutant):
     assert inspect.getsource(kernel.fn) in mutant.source()
 
 
+@_each(OF_PLANS)
+def test_a_loaded_mutant_of_a_plan_op_is_the_patched_function(mutant):
+    function, whole = load(mutant, mutant.source()), PLAN_FUNCTIONS[mutant.patches]
+    assert function is not whole
+    assert inspect.signature(function) == inspect.signature(whole)
+    assert function.__code__.co_filename == f"<kvfuzz mutant {mutant.name}>"
+
+
 def test_mutant_names_are_unique():
     assert len({mutant.name for mutant in mutants()}) == len(mutants())
 
 
 def test_every_property_has_a_mutant():
     """But for those that need more than one line: an exception, a memory, a partner."""
-    caught_by = {mutant.caught_by for mutant in mutants() if not mutant.survives}
+    caught_by = {mutant.caught_by for mutant in OF_KERNELS if not mutant.survives}
     assert caught_by == set(PROPERTY_NAMES) - {"crash", "determinism", "roundtrip"}
+
+
+def test_every_property_of_plans_has_a_mutant():
+    """But for an exception, which needs more than one line."""
+    assert {mutant.caught_by for mutant in OF_PLANS} == set(PLAN_PROPERTY_NAMES) - {"crash"}
 
 
 def test_a_patch_whose_line_is_gone_is_refused():

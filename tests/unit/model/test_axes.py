@@ -6,7 +6,7 @@ from layout_scenes import ONE, layer_of, name_of, scene_of
 from msgspec.structs import replace
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.axes import AXES, AXIS, Domain, facts, parse_where
+from kvfuzz.model.axes import TOKEN_AXES, Domain, facts, parse_where
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import Batch, Plan, Sequence
@@ -17,8 +17,8 @@ from kvfuzz.model.vocabulary import LAYOUTS, NESTINGS, ORDERS, conflict
 def test_every_fact_is_a_level_of_its_axis(gather_scene, write_scene):
     for scene in (gather_scene, write_scene):
         shown = facts(lower(scene))
-        assert shown.keys() == AXIS.keys()
-        for axis in AXES:
+        assert list(shown) == [axis.name for axis in TOKEN_AXES]
+        for axis in TOKEN_AXES:
             assert shown[axis.name] in axis.levels_for(scene.op)
 
 

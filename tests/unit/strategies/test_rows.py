@@ -6,12 +6,14 @@ import random
 import pytest
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.axes import AXES, AXIS, Domain, facts
+from kvfuzz.model.axes import AXIS, TOKEN_AXES, Domain, axes_of, facts
 from kvfuzz.model.lower import lower
+from kvfuzz.model.plan_case import PLAN_OPS
+from kvfuzz.model.plan_rules import PLAN_RULES
 from kvfuzz.model.rules import RULES
 from kvfuzz.model.scene import OPS
 from kvfuzz.strategies import drawn_scene, space
-from kvfuzz.strategies.boundaries import BOUNDARIES, boundary_rows
+from kvfuzz.strategies.boundaries import BOUNDARIES, PLAN_BOUNDARIES, boundary_rows
 from kvfuzz.strategies.choices import Drawn
 from kvfuzz.strategies.rows import OFTEN
 
@@ -23,16 +25,20 @@ def whole(request):
 
 
 def test_the_tables_name_axes_and_levels_that_there_are():
-    for rule in RULES:
-        assert set(rule.axes) <= AXIS.keys()
-        assert rule.op in ("", *OPS)
-    for named in (OFTEN, *(boundary.levels for boundary in BOUNDARIES)):
+    tables = [(OPS, RULES, BOUNDARIES), (PLAN_OPS, PLAN_RULES, PLAN_BOUNDARIES)]
+    for ops, rules, boundaries in tables:
+        names = {axis.name for axis in axes_of(ops[0])}
+        for rule in rules:
+            assert set(rule.axes) <= names
+            assert rule.op in ("", *ops)
+        assert all(boundary.levels.keys() <= names for boundary in boundaries)
+    for named in (OFTEN, *(each.levels for each in (*BOUNDARIES, *PLAN_BOUNDARIES))):
         for axis, levels in named.items():
             assert set([levels] if isinstance(levels, str) else levels) <= set(AXIS[axis].levels)
 
 
 def test_every_rule_allows_some_combinations_and_excludes_others():
-    for rule in RULES:
+    for rule in (*RULES, *PLAN_RULES):
         levels = [AXIS[axis].levels for axis in rule.axes]
         answers = {bool(rule.allows(*each)) for each in itertools.product(*levels)}
         assert answers == {True, False}, rule.axes
@@ -58,7 +64,7 @@ def test_the_integers_of_a_row_draw_it_again(whole):
         assert whole.drawn_row(Drawn(seed + 1, whole.integers(row))) == row
 
 
-@pytest.mark.parametrize("axis", [axis.name for axis in AXES])
+@pytest.mark.parametrize("axis", [axis.name for axis in TOKEN_AXES])
 def test_each_level_of_an_axis_can_be_asked_for_alone(axis):
     for op in OPS:
         for level in AXIS[axis].levels_for(op):
