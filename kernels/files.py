@@ -33,6 +33,8 @@ from kvfuzz.model.target import (
     TargetSpec,
 )
 
+NEAREST = 2
+"""Ops of which is said why a function is none of them: those that it is nearest to."""
 QUOTIENT, DOMAIN, DEAD = "KVFUZZ_QUOTIENT", "KVFUZZ_DOMAIN", "KVFUZZ_DEAD"
 
 
@@ -159,7 +161,8 @@ def _op_of(function: Callable[..., Any], target: str) -> str:
     found = {op: objections(function, op) for op in CONTRACTS}
     fitting = [op for op, against in found.items() if not against]
     if len(fitting) != 1:
-        why = "; ".join(f"as {op}: {', '.join(against)}" for op, against in found.items())
+        nearest_ops = sorted(found, key=lambda op: len(found[op]))[:NEAREST]
+        why = "; ".join(f"as {op}: {', '.join(found[op])}" for op in nearest_ops)
         raise UsageError(
             f"target {target}: its parameters fit {len(fitting)} ops, say which with "
             f"--op {'|'.join(CONTRACTS)} ({why if not fitting else ', '.join(fitting)})"

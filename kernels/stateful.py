@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.script_axes import CACHE_DTYPES, HEADS, MODEL_DTYPES, SCALED, TOKEN_LEVELS
@@ -90,7 +90,7 @@ def bundle(spec: TargetSpec, resolve: Resolve) -> StatefulAdapter:
             raise UsageError(f"{spec.name}: two targets are a {part.info.op}: name one")
         given[part.info.op] = part
     parts = {op: given.get(op) or resolve(TargetSpec(f"builtin:{op}", spec.sources)) for op in OPS}
-    content = "+".join(part.info.content for part in given.values()) or "builtin"
+    content = content_of("+".join(part.info.content for part in parts.values()).encode())
     info = TargetInfo(
         name=spec.name,
         op=STATEFUL_OP,

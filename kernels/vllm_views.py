@@ -81,6 +81,10 @@ class Backends:
     def __init__(self, specs: Specs, blocks_first: str) -> None:
         load = specs.tree.load
         self.rocm: Any = load(f"{BACKENDS}/rocm_attn.py").RocmAttentionBackend
+        if not hasattr(self.rocm, "get_kv_cache_shape"):
+            raise NotCheckedError(
+                f"{BACKENDS}: no get_kv_cache_shape in this tree: it has vllm:create_kv_cache_views"
+            )
         module = load(f"{BACKENDS}/{blocks_first}.py")
         self._module = module
         names = {

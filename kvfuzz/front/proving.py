@@ -21,7 +21,7 @@ from kvfuzz.model.cache_plan import CachePlan
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.preset_plans import PresetOptions, plan_of
 from kvfuzz.model.presets import presets
-from kvfuzz.model.proof import Proof, TensorsFile
+from kvfuzz.model.proof import Proof, TensorsFile, check_tensors
 from kvfuzz.model.seed import load
 from kvfuzz.model.target import DEFAULT_ARCH, DEFAULT_LANE, TargetSpec
 from kvfuzz.reports.finding import render
@@ -119,7 +119,7 @@ def _of_file(name: str) -> Subject:
                 raise UsageError(f"{name}: a seed of {load(data, where=name).op}, not of a plan")
             return Subject(name, case)
         if "views" in keys:
-            return Subject(name, msgspec.json.decode(data, type=TensorsFile))
+            return Subject(name, _checked(name, msgspec.json.decode(data, type=TensorsFile)))
         plan = msgspec.json.decode(data, type=CachePlan)
     except msgspec.ValidationError as error:
         raise UsageError(
@@ -127,5 +127,16 @@ def _of_file(name: str) -> Subject:
             "placements), or tensors (num_blocks, groups, allocations, views)"
         ) from None
     case = PlanCase("cache_views", plan)
-    plan_case.check(case)
+    try:
+        plan_case.check(case)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
     return Subject(name, case)
+
+
+def _checked(name: str, file: TensorsFile) -> TensorsFile:
+    try:
+        check_tensors(file)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    return file

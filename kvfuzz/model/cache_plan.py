@@ -245,6 +245,13 @@ def _check_layer(layer: CacheLayer) -> None:
     )
 
 
+def _largest_element(layer: CacheLayer) -> int:
+    """Bytes of the widest element of a layer's pages."""
+    if layer.is_attention:
+        return itemsize(layer.cache_dtype)
+    return max(itemsize(state.dtype) for state in layer.states)
+
+
 def _check_groups(plan: CachePlan) -> None:
     grouped = [name for group in plan.groups for name in group]
     _require(
@@ -292,6 +299,12 @@ def _check_placements(plan: CachePlan) -> None:
             f"{where}: offset {each.offset}, strides {each.layer_stride} and {each.block_stride}",
         )
         groups = [plan.group_of[name] for name in each.layers]
+        element = max(_largest_element(plan.layer(name)) for name in each.layers)
+        strides = (each.offset, each.layer_stride, each.block_stride)
+        _require(
+            all(stride % element == 0 for stride in strides),
+            f"{where}: offset and strides {strides}, expected multiples of {element}: an element",
+        )
         _require(
             each.layer_stride > 0 or len(set(groups)) == len(groups),
             f"{where}: two layers of one group at the same place",

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from kvfuzz.errors import UsageError
+from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES
 from kvfuzz.model.layer_view import LayerView
 from kvfuzz.model.plan_case import PlanCase
 
@@ -55,3 +57,44 @@ class TensorsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes by name."""
     views: tuple[LayerView, ...]
     """[layer, part, allocation, dtype, shape, strides in bytes, offset in bytes] of each tensor."""
+
+
+def check_tensors(file: TensorsFile) -> None:
+    """Raise UsageError with the first thing about which nothing could be proved."""
+
+    def require(condition: bool, what: str) -> None:
+        if not condition:
+            raise UsageError(f"impossible tensors: {what}")
+
+    require(file.num_blocks >= 1, f"num_blocks={file.num_blocks}, expected at least 1")
+    require(bool(file.views), "no views")
+    for name, nbytes in file.allocations.items():
+        require(nbytes >= 1, f"allocation {name}: {nbytes} bytes")
+    grouped = [name for group in file.groups for name in group]
+    require(len(set(grouped)) == len(grouped), f"a layer is in two groups among {grouped}")
+    viewed = {view.layer for view in file.views}
+    require(
+        viewed == set(grouped),
+        f"views of {sorted(viewed)} and groups of {sorted(grouped)}, expected the same layers",
+    )
+    known = DTYPES.keys() | INTEGER_SIZES.keys()
+    for view in file.views:
+        where = f"{view.part} of {view.layer}"
+        require(view.allocation in file.allocations, f"{where}: no allocation {view.allocation!r}")
+        require(
+            view.dtype in known, f"{where}: dtype {view.dtype!r}, expected one of {sorted(known)}"
+        )
+        require(
+            bool(view.shape)
+            and len(view.shape) == len(view.strides)
+            and all(size >= 1 for size in view.shape)
+            and all(stride >= 0 for stride in view.strides)
+            and view.offset >= 0,
+            f"{where}: shape {view.shape}, strides {view.strides}, offset {view.offset}, expected "
+            "as many strides as axes, sizes of at least 1, and nothing below 0",
+        )
+        require(
+            view.shape[0] % file.num_blocks == 0,
+            f"{where}: {view.shape[0]} kernel blocks, expected a multiple of "
+            f"num_blocks={file.num_blocks}",
+        )

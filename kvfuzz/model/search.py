@@ -26,7 +26,7 @@ def fewest(
         while at < len(items):
             kept = items[:at] + items[at + chunk :]
             smaller = rebuild(kept) if len(kept) >= least else None
-            if smaller is not None and (yield smaller):
+            if smaller is not None and smaller != whole and (yield smaller):
                 items, whole = kept, smaller
             else:
                 at += chunk
@@ -42,13 +42,13 @@ def smallest(whole: S, value: int, least: int, rebuild: Callable[[int], S | None
     if value <= least:
         return whole
     lowest = rebuild(least)
-    if lowest is not None and (yield lowest):
+    if lowest is not None and lowest != whole and (yield lowest):
         return lowest
     low = least
     while value - low > 1:
         middle = (low + value) // 2
         lower = rebuild(middle)
-        if lower is not None and (yield lower):
+        if lower is not None and lower != whole and (yield lower):
             value, whole = middle, lower
         else:
             low = middle

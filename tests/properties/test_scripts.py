@@ -3,7 +3,6 @@
 import pytest
 
 from kvfuzz.engine.reduce import reduced
-from kvfuzz.engine.worker.lanes import open_lane
 from kvfuzz.engine.worker.script_judge import ScriptJudge
 from kvfuzz.kernels.mutants.patches import mutants
 from kvfuzz.kernels.resolve import resolve
@@ -22,13 +21,8 @@ SHORTEST = {
 """Actions of the shortest script that shows each, found by hand."""
 
 
-@pytest.fixture(scope="module")
-def lane():
-    return open_lane("cpu", "gfx942")
-
-
-def _judge(name, lane):
-    return ScriptJudge(resolve(TargetSpec(name)), lane)
+def _judge(name, cpu_lane):
+    return ScriptJudge(resolve(TargetSpec(name)), cpu_lane)
 
 
 def _scripts(judge, count, first=0):
@@ -36,13 +30,13 @@ def _scripts(judge, count, first=0):
     return [drawn_case(Drawn(seed), within) for seed in range(first, first + count)]
 
 
-def test_our_kernels_keep_every_byte_of_every_step(lane):
-    judge = _judge("stateful:builtin", lane)
+def test_our_kernels_keep_every_byte_of_every_step(cpu_lane):
+    judge = _judge("stateful:builtin", cpu_lane)
     for case in _scripts(judge, 60):
         verdict = judge.verdict(case)
         assert not verdict.failed, (verdict.failed[0], case.script.actions)
         assert {each.outcome for each in verdict.results} == {"passed"}
-        lane.rest()
+        cpu_lane.rest()
 
 
 def test_every_mutant_of_a_page_op_is_here():
@@ -50,9 +44,9 @@ def test_every_mutant_of_a_page_op_is_here():
 
 
 @pytest.mark.parametrize("name", SHORTEST)
-def test_a_broken_page_op_is_found_by_name_and_shrinks_to_the_shortest_script(lane, name):
+def test_a_broken_page_op_is_found_by_name_and_shrinks_to_the_shortest_script(cpu_lane, name):
     (mutant,) = [each for each in mutants() if each.name == name]
-    judge = _judge(f"mutant:{name}", lane)
+    judge = _judge(f"mutant:{name}", cpu_lane)
     domain = judge.target.info.domain.narrowed(OP)
     for case in _scripts(judge, 60):
         failed = judge.verdict(case).failed
@@ -62,7 +56,7 @@ def test_a_broken_page_op_is_found_by_name_and_shrinks_to_the_shortest_script(la
         raise AssertionError("never found")
 
     def still_fails(smaller):
-        lane.rest()
+        cpu_lane.rest()
         again = judge.verdict(smaller).failed
         return bool(again) and again[0].name == mutant.caught_by
 
@@ -73,17 +67,17 @@ def test_a_broken_page_op_is_found_by_name_and_shrinks_to_the_shortest_script(la
     assert f"{mutant.patches} of layers." in message
 
 
-def test_a_broken_writer_or_gather_is_found_in_use(lane):
+def test_a_broken_writer_or_gather_is_found_in_use(cpu_lane):
     for name in ("hardcoded_block_stride", "hardcoded_block_stride_write"):
-        judge = _judge(f"stateful:mutant:{name}", lane)
+        judge = _judge(f"stateful:mutant:{name}", cpu_lane)
         verdicts = (judge.verdict(case) for case in _scripts(judge, 40))
         assert any(verdict.failed for verdict in verdicts), name
 
 
-def test_a_step_that_raises_is_a_crash_with_its_step(lane, tmp_path):
+def test_a_step_that_raises_is_a_crash_with_its_step(cpu_lane, tmp_path):
     kernel = tmp_path / "mine.py"
     kernel.write_text("def copy_blocks(key_cache, value_cache, block_mapping):\n    1 / 0\n")
-    judge = _judge(f"{kernel}:copy_blocks", lane)
+    judge = _judge(f"{kernel}:copy_blocks", cpu_lane)
     for case in _scripts(judge, 80):
         failed = judge.verdict(case).failed
         if failed:

@@ -214,9 +214,9 @@ def test_views_by_kv_layout_are_clean_in_0_33_0(builder):
 @pytest.mark.parametrize(
     ("target", "release", "lacks"),
     [
-        (V1, "0.33.0", "gpu_model_runner.py has no _reshape_kv_cache_tensors"),
+        (V1, "0.33.0", "no get_kv_cache_shape in this tree"),
         (V2, "0.33.0", "attn_utils.py has no _reshape_kv_cache: absent in this tree"),
-        (SPLIT, "0.33.0", "absent in this tree"),
+        (SPLIT, "0.33.0", "no get_kv_cache_shape in this tree"),
         (SINCE, "0.24.0", "kv_cache_interface.py has no create_kv_cache_views: absent in this"),
         (SINCE, "0.25.0", "kv_cache_interface.py has no create_kv_cache_views: absent in this"),
     ],

@@ -257,7 +257,7 @@ REFUTED = [
         "in block 0 of a",
     ),
     (
-        _with_views(["a", "k", "kv", "bf16", [3, 4], [4, 2], 0]),
+        _with_views(["a", "k", "kv", "bf16", [3, 4], [4, 2], 0], groups=[["a"]]),
         "disjoint: with 3 blocks, k of a and k of a share a byte of block ",
     ),
     (

@@ -17,7 +17,10 @@ def test_the_fp8_limits_are_the_largest_finite_values():
     assert set(gather_cache.FP8) == set(reshape_and_cache.FP8_MAX)
 
 
-@pytest.mark.parametrize("path", sorted(BUILTIN.glob("*.py")), ids=lambda path: path.stem)
+KERNELS = [path for path in sorted(BUILTIN.glob("*.py")) if "triton.jit" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
 def test_a_built_in_file_stands_alone(path):
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -9,6 +9,7 @@ from cache_plans import bytes_of_piece, bytes_of_view
 
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layer_view import LayerView
+from kvfuzz.oracles.overlap import Bytes, _apart, _beside, repeated_byte, shared_byte
 from kvfuzz.oracles.pieces import (
     MOST_UNROLLED,
     Affine,
@@ -19,15 +20,7 @@ from kvfuzz.oracles.pieces import (
     joined,
     pieces_of,
 )
-from kvfuzz.oracles.prove import (
-    Bytes,
-    Layers,
-    _apart,
-    _beside,
-    claims,
-    repeated_byte,
-    shared_byte,
-)
+from kvfuzz.oracles.prove import Layers, claims
 
 COUNTS = (3, 4, 7)
 FEW = range(1, 6)
