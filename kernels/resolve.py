@@ -4,6 +4,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from kvfuzz.errors import NotCheckedError, UsageError
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.catalogue import ENTRY_POINTS, list_targets
@@ -11,6 +13,7 @@ from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.kernels.stateful import PREFIX, StatefulAdapter, bundle
 from kvfuzz.model.axes import nearest
 from kvfuzz.model.plan_case import PLAN_OPS
+from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.steps import PAGE_OPS
 from kvfuzz.model.target import DEFAULT_ARCH, TargetSpec
 
@@ -46,7 +49,9 @@ def resolve(
     """
     if spec.name.startswith(PREFIX):
         return bundle(spec, lambda part: resolve_kernel(part, arch=arch))
-    found = _resolved(spec, arch)
+    # A seed of a script says what its target is part of.
+    itself = msgspec.structs.replace(spec, op="") if spec.op == STATEFUL_OP else spec
+    found = _resolved(itself, arch)
     if isinstance(found, Adapter) and found.info.op in PAGE_OPS:
         return bundle(spec, lambda part: resolve_kernel(part, arch=arch))
     return found

@@ -73,3 +73,9 @@ class Property:
     variants: Callable[[Run], Wanted] = no_variants
     hazards: Callable[[Runs], list[Hazard]] = no_hazards
     takes_turns: bool = False
+    ops: tuple[str, ...] = ()
+    """The ops that it is about; empty means all."""
+
+    def is_about(self, op: str) -> bool:
+        """Whether it can be asked of a case of `op`."""
+        return not self.ops or op in self.ops

@@ -100,6 +100,7 @@ PROPERTIES: tuple[Property, ...] = (
         splits.prefix_split,
         variants=splits.split_variants,
         takes_turns=True,
+        ops=("reshape_and_cache",),
     ),
 )
 
@@ -114,4 +115,5 @@ def by_turn(case: Case) -> list[Property]:
     Any change to a scene gives others their turn: cases near each other often share a fill seed.
     """
     seed = zlib.crc32(msgspec.msgpack.encode(case.scene))
-    return sorted(ALL_TURNS, key=lambda each: word(seed, each.name, 0))
+    asked = [each for each in ALL_TURNS if each.is_about(case.steps[0].op)]
+    return sorted(asked, key=lambda each: word(seed, each.name, 0))

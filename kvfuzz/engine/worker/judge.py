@@ -30,7 +30,7 @@ from kvfuzz.model.vocabulary import Levels
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, NotChecked, Property, Variant
 from kvfuzz.oracles.stored_bytes import place_of
-from kvfuzz.oracles.table import ALL_TURNS, PROPERTIES, TURNS, by_turn
+from kvfuzz.oracles.table import PROPERTIES, TURNS, by_turn
 
 SLOWEST = 3
 """How many times as long as the longest run so far one more may take: some go by program."""
@@ -108,7 +108,7 @@ class Judge:
         runs = {BASE: base}
         results = self._attributed(self._results(case, runs, in_turn))
         hazards = (
-            [] if base.error else [found for each in PROPERTIES for found in each.hazards(runs)]
+            [] if base.error else [found for each in self._asked for found in each.hazards(runs)]
         )
         if explain and any(map(_traceable, results)) and not self._patience.spent():
             results = self._with_origins(results, case, base)
@@ -132,10 +132,15 @@ class Judge:
             return results
         return [_explained(result, case, seen) for result in results]
 
+    @property
+    def _asked(self) -> list[Property]:
+        """The properties that are about the target's op."""
+        return [each for each in PROPERTIES if each.is_about(self.target.info.op)]
+
     def _undecided(self, why: str) -> Verdict:
         reason = f"lane {self.lane.name}: {why}"
         return Verdict(
-            tuple(PropertyResult(each.name, "not_checked", reason) for each in PROPERTIES)
+            tuple(PropertyResult(each.name, "not_checked", reason) for each in self._asked)
         )
 
     def _run(
@@ -160,16 +165,19 @@ class Judge:
         too, but for turns, so that what there is patience for does not depend on whose turn it is.
         """
         found = {
-            each.name: self._result(each, case, runs) for each in PROPERTIES if not each.takes_turns
+            each.name: self._result(each, case, runs)
+            for each in self._asked
+            if not each.takes_turns
         }
         decided = 0
-        for each in by_turn(case) if in_turn else ALL_TURNS:
+        turns = [each for each in self._asked if each.takes_turns]
+        for each in by_turn(case) if in_turn else turns:
             if in_turn and decided == TURNS and not any(map(_failed, found.values())):
                 found[each.name] = PropertyResult(each.name, "not_checked", WAITING)
             else:
                 found[each.name] = self._result(each, case, runs)
                 decided += found[each.name].outcome != "not_checked"
-        return [found[name] for name in PROPERTY_NAMES]
+        return [found[name] for name in PROPERTY_NAMES if name in found]
 
     def _result(self, each: Property, case: Case, runs: dict[str, Run]) -> PropertyResult:
         base = runs[BASE]
