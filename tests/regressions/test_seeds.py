@@ -28,10 +28,18 @@ VLLM = {
     "ca494833be38e264": (["0.19.0", "0.24.0"], ["0.33.0"]),  # SHUFFLE writer ignores scales
     "a5ee2b2bb175a0b4": (["0.18.0", "0.19.0"], ["0.24.0", "0.33.0"]),  # #37940
 }
+# The same of views, whose seeds are of schema 3.
+VIEWS = {
+    "4f59e669f8eb560c": (["0.24.0"], ["0.25.0"]),  # #47685, V2
+    "392796722a591cac": (["0.24.0"], ["0.25.0"]),  # #47035, V1
+    "7da8afa6f16eb767": (["0.24.0", "0.25.0"], []),  # #47314, fixed in 0.26.0
+    "bed432d83ec41ea1": (["0.24.0", "0.25.0"], []),  # packed Mamba layers, to 0.28.0
+    "32acc38b7fe28360": (["0.24.0"], ["0.25.0"]),  # #43945, both layers blocks-first
+}
 CONCH = ("d6a4ec4a1f6b4865", "687df16eebbd7389")  # conch 1.3: head stride never used
 
-RED = [(seed, release) for seed, (red, _) in VLLM.items() for release in red]
-CLEAN = [(seed, release) for seed, (_, clean) in VLLM.items() for release in clean]
+RED = [(seed, release) for seed, (red, _) in (VLLM | VIEWS).items() for release in red]
+CLEAN = [(seed, release) for seed, (_, clean) in (VLLM | VIEWS).items() for release in clean]
 
 
 def _outcome(replayed) -> str:
@@ -64,8 +72,8 @@ def test_conch_is_red_with_the_recorded_bytes(seed_id):
     assert replayed.same_bytes
 
 
-@pytest.mark.parametrize("seed_id", [*VLLM, *CONCH])
-def test_our_own_kernel_is_clean_on_every_seed(seed_id):
+@pytest.mark.parametrize("seed_id", [*VLLM, *VIEWS, *CONCH])
+def test_our_own_target_is_clean_on_every_seed(seed_id):
     seed = read_seed(SEEDS / f"{seed_id}.json")
     assert replay(seed, target=f"builtin:{seed.op}").exit_code == Exit.CLEAN
 
@@ -78,7 +86,7 @@ def _id_in_its_file(raw):
 
 def test_every_seed_is_small_named_by_its_id_and_expected_somewhere():
     found = {path.stem: path for path in SEEDS.glob("*.json")}
-    assert found.keys() == {*VLLM, *CONCH}
+    assert found.keys() == {*VLLM, *VIEWS, *CONCH}
     for name, path in found.items():
         assert _id_in_its_file(json.loads(path.read_text())) == name
         assert path.stat().st_size < 4096
