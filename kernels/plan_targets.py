@@ -15,22 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES
 from kvfuzz.model.cache_plan import CachePlan
 from kvfuzz.model.layer_view import LayerView
 from kvfuzz.model.plan_case import Made, PlanCase
 from kvfuzz.model.target import TargetInfo
 
-NAMES: dict[torch.dtype, str] = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float8_e4m3fn: "e4m3fn",
-    torch.float8_e4m3fnuz: "e4m3fnuz",
-    torch.float8_e5m2: "e5m2",
-    torch.float8_e5m2fnuz: "e5m2fnuz",
-    torch.uint8: "u8",
-    torch.int8: "u8",
-}
+NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()} | {torch.int8: "u8"}
 """int8 is what engines allocate bytes as."""
 
 Views = Mapping[str, Mapping[str, Tensor]]

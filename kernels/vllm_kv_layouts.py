@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels.builtin.cache_views import DTYPES
 from kvfuzz.kernels.plan_targets import PlanAdapter
+from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES
 from kvfuzz.kernels.vllm_specs import BACKENDS, BLOCKS_OF_16, INTERFACE, Parts, Specs, plan_target
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.cache_plan import CacheLayer, CachePlan
@@ -66,7 +66,7 @@ def taken_apart(layer: CacheLayer, cache: Tensor) -> dict[str, Tensor]:
         return {"latent": cache[:, 0]}
     parts, start = {}, 0
     for number, state in enumerate(layer.states):
-        piece = cache[:, 0, 0, start : start + state.nbytes].view(DTYPES[state.dtype])
+        piece = cache[:, 0, 0, start : start + state.nbytes].view(TORCH_DTYPES[state.dtype])
         parts[f"state_{number}"] = torch.unflatten(piece, -1, state.shape)
         start += state.nbytes
     return parts

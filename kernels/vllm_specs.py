@@ -20,9 +20,9 @@ from torch import Tensor
 
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import content_of
-from kvfuzz.kernels.builtin.cache_views import DTYPES
 from kvfuzz.kernels.plan_targets import PlanAdapter, bind
 from kvfuzz.kernels.source_loader import SourceTree
+from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES
 from kvfuzz.kernels.vllm_stubs import known
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.cache_plan import CacheLayer, CachePlan
@@ -71,14 +71,14 @@ class Specs:
             return make.MambaSpec(
                 block_size=layer.block_size,
                 shapes=tuple(state.shape for state in layer.states),
-                dtypes=tuple(DTYPES[state.dtype] for state in layer.states),
+                dtypes=tuple(TORCH_DTYPES[state.dtype] for state in layer.states),
                 page_size_padded=layer.page_padded or None,
             )
         common = {
             "block_size": layer.block_size,
             "num_kv_heads": layer.num_kv_heads,
             "head_size": layer.head_size,
-            "dtype": DTYPES[layer.cache_dtype],
+            "dtype": TORCH_DTYPES[layer.cache_dtype],
             "page_size_padded": layer.page_padded or None,
         }
         if layer.head_size_v not in (0, layer.head_size):

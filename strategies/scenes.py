@@ -1,10 +1,7 @@
 """Whole scenes for one op, from a target's domain: a row first, then what the row leaves open."""
 
 import msgspec
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
 
-from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.placement import place
@@ -12,27 +9,14 @@ from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
 from kvfuzz.model.vocabulary import SCALE_BYTES, x_of
 from kvfuzz.strategies.batches import Occupancy, occupancy, row_gap
-from kvfuzz.strategies.choices import Choices, FromHypothesis, chance, number, pick
-from kvfuzz.strategies.rows import NESTED, Row, Space, space
+from kvfuzz.strategies.choices import Choices, chance, number, pick
+from kvfuzz.strategies.rows import NESTED, Row, Space
 from kvfuzz.strategies.scales import scale_pair
 
 MAX_FILL_SEED = (1 << 32) - 1
 MOST_LAYERS = 3
 SEVERAL = 6
 """One in so many caches whose layers lie apart has several of them."""
-
-
-def scenes(op: str, domain: Domain) -> SearchStrategy[Scene]:
-    """Scenes of `op` inside `domain`.
-
-    Raises UsageError, when first drawn from, where the domain leaves nothing to draw.
-    """
-
-    @st.composite
-    def draw_scene(draw: DrawFn) -> Scene:
-        return drawn_scene(FromHypothesis(draw), space(op, domain))
-
-    return draw_scene()
 
 
 def drawn_scene(choices: Choices, within: Space) -> Scene:

@@ -10,18 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES
 from kvfuzz.model.cache_plan import CacheLayer, CachePlan
-
-DTYPES: dict[str, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "e4m3fn": torch.float8_e4m3fn,
-    "e4m3fnuz": torch.float8_e4m3fnuz,
-    "e5m2": torch.float8_e5m2,
-    "e5m2fnuz": torch.float8_e5m2fnuz,
-    "u8": torch.uint8,
-}
 
 PAGE_AXES = {"L": "layer", "B": "block", "H": "head", "N": "token", "C": "content"}
 
@@ -45,7 +35,7 @@ def _views(
     blocks, pitch = plan.num_blocks * layer.ratio, at.block_stride // layer.ratio
     if layer.form == "states":
         return _states(page, plan.num_blocks, layer, at.block_stride)
-    dtype = DTYPES[layer.cache_dtype]
+    dtype = TORCH_DTYPES[layer.cache_dtype]
     if layer.form == "latent":
         axes = {"block": blocks, "token": layer.kernel_block_size, "dim": layer.head_size}
         return {"latent": _in_memory_order(page, axes, dtype, {"block": pitch})}
@@ -107,7 +97,7 @@ def _by_kv_layout(
     order = plan.kv_layout or {"nhd": "LBNHC", "hnd": "LBHNC"}[layer.order]
     names = [PAGE_AXES[letter] for letter in order]
     given = {"block": pitch} | ({"layer": at.layer_stride} if at.layer_stride else {})
-    dtype = DTYPES[layer.cache_dtype]
+    dtype = TORCH_DTYPES[layer.cache_dtype]
     whole = _in_memory_order(everything, {name: sizes[name] for name in names}, dtype, given)
     index = at.layers.index(layer.name) if at.layer_stride else 0
     one = whole.select(names.index("layer"), index)
@@ -119,7 +109,7 @@ def _states(page: Tensor, num_blocks: int, layer: CacheLayer, pitch: int) -> dic
     made = {}
     for number, state in enumerate(layer.states):
         axes = {"block": num_blocks} | {f"{at}": size for at, size in enumerate(state.shape)}
-        dtype = DTYPES[state.dtype]
+        dtype = TORCH_DTYPES[state.dtype]
         made[f"state_{number}"] = _in_memory_order(page, axes, dtype, {"block": pitch})
         page = page[state.nbytes :]
     return made

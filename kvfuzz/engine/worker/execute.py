@@ -8,6 +8,7 @@ from torch import Tensor
 from kvfuzz.engine.worker.fill import before_the_first_launch
 from kvfuzz.engine.worker.lanes import GUARD_BYTES, GUARD_VALUE, Lane, Manner, Seen
 from kvfuzz.kernels.adapter import Adapter
+from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.case import Program, Step, TensorView
 from kvfuzz.model.dtypes import itemsize
@@ -15,20 +16,6 @@ from kvfuzz.model.held import Held, held
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles import image
 from kvfuzz.oracles.observation import Run
-
-TORCH_DTYPES: dict[str, torch.dtype] = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "e4m3fn": torch.float8_e4m3fn,
-    "e4m3fnuz": torch.float8_e4m3fnuz,
-    "e5m2": torch.float8_e5m2,
-    "e5m2fnuz": torch.float8_e5m2fnuz,
-    "u8": torch.uint8,
-    "i32": torch.int32,
-    "i64": torch.int64,
-}
-
 
 PLAIN = Manner()
 EVERYTHING = Domain()

@@ -27,19 +27,7 @@ from kvfuzz.oracles.properties import BASE, NotChecked, Property, Variant
 from kvfuzz.oracles.table import PROPERTIES
 
 STEP_PROPERTIES: tuple[Property, ...] = tuple(
-    each
-    for each in PROPERTIES
-    if each.name
-    in (
-        "crash",
-        "no_overflow",
-        "oracle",
-        "complete",
-        "frame",
-        "immutable",
-        "bounds",
-        "no_race",
-    )
+    each for each in PROPERTIES if not each.takes_turns and each.name != "dead_bytes"
 )
 """What is asked of a step: the properties that compare its bytes and accesses. The others relate
 cases that have a scene."""

@@ -19,7 +19,7 @@ from kvfuzz.model.round_trip import with_round_trip
 from kvfuzz.model.seed import Expected, Provenance, Seed, dump, load
 from kvfuzz.model.steps import check_steps
 from kvfuzz.model.verdict import Place, PropertyResult, Verdict, Violation
-from kvfuzz.strategies import scenes
+from kvfuzz.strategies import cases
 
 ANY = Domain()
 
@@ -120,7 +120,7 @@ def test_every_case_that_is_run_is_sound_and_inside_the_domain(data):
         },
         forbidden=({"layout": ("kv_first",), "order": ("shuffle",)},),
     )
-    case = lower(data.draw(scenes(op, domain.narrowed(op))))
+    case = data.draw(cases(op, domain.narrowed(op)))
     ran = []
 
     def fails(candidate):
