@@ -74,13 +74,3 @@ def _split(layer: CacheLayer, layout: str) -> CacheLayer:
         return layer
     size = kernel_block_size(layer.block_size, KERNEL_BLOCKS)
     return msgspec.structs.replace(layer, kernel_block_size=size)
-
-
-def of_size(key: str, options: PresetOptions, nbytes: int) -> CachePlan:
-    """The plan with as many blocks as `nbytes` of memory hold. Raises as `plan_of`, and UsageError
-    where not one block fits."""
-    one = plan_of(key, msgspec.structs.replace(options, num_blocks=1))
-    block = sum(each.nbytes for each in one.allocations)
-    if nbytes < block:
-        raise UsageError(f"{key}: {nbytes} bytes of memory, expected at least {block}: one block")
-    return plan_of(key, msgspec.structs.replace(options, num_blocks=nbytes // block))

@@ -371,3 +371,24 @@ def test_no_proof_is_made_of_views_that_grow_in_another_way(drawn):
     made[1][0] = replace(made[1][0], offset=1)
     with pytest.raises(NotAffineError, match="the offset of"):
         claims(layers_of(with_num_blocks(case, 3).plan, counts), made, counts)
+
+
+TRUE_SIZE = 64 << 30
+"""Bytes of a cache on one device."""
+
+
+@pytest.mark.parametrize("layout", ["separate", "packed", "BLHNC"])
+def test_a_models_cache_of_true_size_costs_no_memory_and_keeps_every_property(layout):
+    """Blocks from the first to the last are counted out; the views are over no memory at all."""
+    judge = PlanJudge(resolve(TargetSpec("builtin:cache_views")), None)
+    sizes = []
+    for key in ("qwen3-next-80b-a3b", "whisper-large-v3", "gemma-3n-e4b", "deepseek-v3"):
+        one = plan_of(key, PresetOptions(layout=layout, num_blocks=1))
+        blocks = TRUE_SIZE // sum(each.nbytes for each in one.allocations)
+        plan = plan_of(key, PresetOptions(layout=layout, num_blocks=blocks))
+        case = PlanCase("cache_views", plan)
+        plan_case.check(case)
+        verdict = judge.verdict(case)
+        assert {each.outcome for each in verdict.results} == {"passed"}, verdict.failed
+        sizes.append(case.nbytes)
+    assert all(TRUE_SIZE * 0.9 < size <= TRUE_SIZE for size in sizes)
