@@ -33,7 +33,14 @@ def crash(run: PlanRun) -> Violation | None:
 def bounds(run: PlanRun) -> Violation | None:
     """Every element of every view lies in its allocation."""
     sizes = {each.name: each.nbytes for each in run.case.plan.allocations}
+    planned = run.case.plan.placement_of
     for view in run.made.views:
+        owner = run.case.plan.layer(view.layer).shares or view.layer
+        if view.allocation != planned[owner].allocation:
+            return Violation(
+                f"{_named(view)} is over {view.allocation}, not {planned[owner].allocation}",
+                Place(view.allocation, view.offset, view.part, view.layer),
+            )
         if view.offset < 0 or view.last_byte() >= sizes[view.allocation]:
             return Violation(
                 f"{_named(view)} reaches byte {view.last_byte()} of {view.allocation}, which has "

@@ -17,6 +17,13 @@ from kvfuzz.oracles.overlap import Bytes, first_outside, is_before, repeated_byt
 from kvfuzz.oracles.pieces import Affine, Piece, joined, pieces_of
 
 
+class Owned(NamedTuple):
+    """The bytes of a layer in one allocation: engines may keep K and V apart."""
+
+    layer: str
+    allocation: str
+
+
 class Layers(NamedTuple):
     """What views are over: who is in which group, how large allocations are, what was planned."""
 
@@ -40,7 +47,7 @@ def claims(
     views = [
         (made[0][at], pieces_of([each[at] for each in made], counts)) for at in range(len(made[0]))
     ]
-    return (_bounds(views, over.sizes, fixed), *_ownership(over, views, fixed))
+    return (_bounds(over, views, fixed), *_ownership(over, views, fixed))
 
 
 Views = Sequence[tuple[LayerView, tuple[Piece, ...]]]
@@ -61,8 +68,13 @@ def layers_of(plan: CachePlan, counts: Sequence[int]) -> Layers:
     )
 
 
-def _bounds(views: Views, sizes: Mapping[str, Affine], fixed: int) -> Claim:
+def _bounds(over: Layers, views: Views, fixed: int) -> Claim:
+    sizes, planned = over.sizes, over.plan.placement_of if over.plan else {}
     for view, pieces in views:
+        at = planned.get(view.layer)
+        if at is not None and at.allocation != view.allocation:
+            said = f"{view.part} of {view.layer} is over {view.allocation}, not {at.allocation}"
+            return Claim("bounds", "refuted", said, Witness(fixed or 1, view.offset, 0, 0))
         for piece in pieces:
             spare = sizes[view.allocation].plus(piece.last, -1).plus(Affine(-1))
             for outside in (spare, piece.base):
@@ -89,22 +101,24 @@ def _ownership(over: Layers, views: Views, fixed: int) -> list[Claim]:
 
     What a layer's blocks own means nothing where some byte of it is two elements.
     """
-    by_layer: dict[str, list[tuple[LayerView, tuple[Piece, ...]]]] = {}
+    parts_of: dict[Owned, list[tuple[LayerView, tuple[Piece, ...]]]] = {}
     for view, pieces in views:
         if view.layer in over.group_of:
-            by_layer.setdefault(view.layer, []).append((view, pieces))
+            parts_of.setdefault(Owned(view.layer, view.allocation), []).append((view, pieces))
     tangled = {
-        name: found for name, parts in by_layer.items() if (found := _twice(name, parts, fixed))
+        each.layer: found
+        for each, parts in parts_of.items()
+        if (found := _twice(each.layer, parts, fixed))
     }
     whole = {
-        name: joined([piece for _, pieces in parts for piece in pieces])
-        for name, parts in by_layer.items()
-        if name not in tangled
+        each: joined([piece for _, pieces in parts for piece in pieces])
+        for each, parts in parts_of.items()
+        if each.layer not in tangled
     }
-    same, apart = list[tuple[str, str]](), list[tuple[str, str]]()
+    same, apart = list[tuple[Owned, Owned]](), list[tuple[Owned, Owned]]()
     for one, other in combinations(whole, 2):
-        if by_layer[one][0][0].allocation == by_layer[other][0][0].allocation:
-            alike = over.group_of[one] == over.group_of[other]
+        if one.allocation == other.allocation:
+            alike = over.group_of[one.layer] == over.group_of[other.layer]
             (same if alike else apart).append((one, other))
     within = next(iter(tangled.values()), None) or _between(whole, same, "", fixed)
     return [
@@ -115,7 +129,10 @@ def _ownership(over: Layers, views: Views, fixed: int) -> list[Claim]:
 
 
 def _between(
-    whole: Mapping[str, Sequence[Piece]], pairs: Sequence[tuple[str, str]], want: str, fixed: int
+    whole: Mapping[Owned, Sequence[Piece]],
+    pairs: Sequence[tuple[Owned, Owned]],
+    want: str,
+    fixed: int,
 ) -> "Found | None":
     """The first byte that two layers of a pair have in common, of blocks as `want` says."""
     reach = {name: _reach(pieces) for name, pieces in whole.items()}
@@ -131,7 +148,7 @@ def _between(
             for theirs in whole[other]:
                 witness = shared_byte(Bytes(mine, theirs, want), fixed)
                 if witness is not None:
-                    return Found(one, other, witness)
+                    return Found(one.layer, other.layer, witness)
     return None
 
 
@@ -179,19 +196,22 @@ def _twice(
     return None
 
 
-def _pages(plan: CachePlan, whole: Mapping[str, Sequence[Piece]], fixed: int) -> Claim:
+def _pages(plan: CachePlan, whole: Mapping[Owned, Sequence[Piece]], fixed: int) -> Claim:
     """Each block has the bytes of one page, which lie in it where it is in one piece."""
-    for layer in (each for each in plan.owners if each.name in whole):
-        held = sum(piece.bytes_of_block for piece in whole[layer.name])
+    for layer in plan.owners:
+        at = plan.placement_of[layer.name]
+        pieces = whole.get(Owned(layer.name, at.allocation))
+        if pieces is None:
+            continue
+        held = sum(piece.bytes_of_block for piece in pieces)
         if held != layer.page_bytes:
             said = f"a block of {layer.name} has {held} bytes, expected {layer.page_bytes}"
             return Claim("page_bytes", "refuted", said, Witness(fixed or 1, 0, 0, 0))
         if not is_in_one_piece(plan, layer):
             continue
-        at = plan.placement_of[layer.name]
         start = _start(plan, layer.name, fixed)
         page = Piece(start, at.block_stride, 1, (), layer.page_bytes)
-        for piece in whole[layer.name]:
+        for piece in pieces:
             found = first_outside(piece, page, fixed)
             if found is not None:
                 said = (

@@ -27,11 +27,12 @@ def _one_count(subject: PlanCase | TensorsFile) -> str:
 
 
 def summary_line(proofs: Sequence[Proof], target: str) -> str:
-    """How many subjects came out which way."""
+    """How many subjects came out which way; `target` is empty where no plan was asked of it."""
     refuted = sum(bool(each.refuted) for each in proofs)
     undecided = sum(bool(each.undecided) for each in proofs)
     parts = [f"{len(proofs) - refuted - undecided:,} proved"]
     parts += [f"{refuted:,} refuted"] if refuted else []
     parts += [f"{undecided:,} not decided"] if undecided else []
     seconds = sum(each.seconds for each in proofs)
-    return f"{count(len(proofs), 'plan')} on {target}: {', '.join(parts)}, {seconds:.2f} s of proof"
+    about = f"{count(len(proofs), 'plan')} on {target}" if target else "tensors of an engine"
+    return f"{about}: {', '.join(parts)}, {seconds:.2f} s of proof"

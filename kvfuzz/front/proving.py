@@ -74,7 +74,8 @@ def prove_subjects(names: Sequence[str], options: ProveOptions, *, folder: Path)
                 worst = Exit.FINDING
             elif each.proof.undecided and worst == Exit.CLEAN:
                 worst = Exit.NOT_CHECKED
-    print(summary_line(results, description.info.name))
+    asked = any(isinstance(each.case, PlanCase) for each in subjects)
+    print(summary_line(results, description.info.name if asked else ""))
     return worst
 
 
