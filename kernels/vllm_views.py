@@ -281,7 +281,12 @@ def _split_by_aiter(specs: Specs) -> PlanAdapter:
         k, v = split(SimpleNamespace(attn_type=kind), cache)
         return k, v
 
-    views = _v1_views(specs, Backends(specs, "rocm_aiter_unified_attn"), by_impl)
+    backends = Backends(specs, "rocm_aiter_unified_attn")
+    if "blocks_first" not in backends.forms:
+        raise NotCheckedError(
+            f"{AITER_UNIFIED}: its pages are not (num_blocks, 2, ...) in this tree"
+        )
+    views = _v1_views(specs, backends, by_impl)
     domain = _v1_domain(("kv_first", "blocks_first", "mixed"))
     allowed = {
         **domain.allowed,

@@ -1,8 +1,8 @@
 """Who owns which bytes: views as runs of bytes, each with the manager block that it belongs to.
 
 Everything is counted out, address by address, with no reasoning about strides: what
-`kvfuzz.oracles.prove` decides for all sizes is counted here for one. Of many blocks some are
-looked at (`blocks_of`), which is said where a verdict rests on it.
+`kvfuzz.oracles.prove` decides for all sizes is counted here for one. Of a plan of very many blocks
+some are looked at (`blocks_of`); proofs are about all.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,8 @@ from kvfuzz.model.layer_view import LayerView
 
 Array = NDArray[Any]
 
-ALL_BLOCKS = 64
-"""Most manager blocks that are all looked at."""
-MOST_RUNS = 1 << 22
-"""Most runs of one view that are counted out."""
+MOST_RUNS = 1 << 18
+"""Most runs of all views of a plan that are counted out, if that leaves out some blocks."""
 
 
 class Runs(NamedTuple):
@@ -35,12 +33,26 @@ class Runs(NamedTuple):
         return int((self.ends - self.starts).sum())
 
 
-def blocks_of(num_blocks: int) -> list[int]:
-    """The manager blocks that are looked at: all, or the first, some inside, and the last."""
-    if num_blocks <= ALL_BLOCKS:
+def blocks_of(num_blocks: int, runs_of_block: int) -> list[int]:
+    """The manager blocks that are looked at, of which each has so many runs in all views: all, or
+    the first, some inside, and the last."""
+    if num_blocks * runs_of_block <= MOST_RUNS:
         return list(range(num_blocks))
     some = {0, 1, 2, 3, num_blocks // 3, num_blocks // 2, num_blocks // 2 + 1}
-    return sorted(some | {num_blocks - 2, num_blocks - 1})
+    some |= {num_blocks - 2, num_blocks - 1}
+    return sorted(block for block in some if 0 <= block < num_blocks)
+
+
+def runs_in_block(view: LayerView, num_blocks: int) -> int:
+    """How many runs a view has in one manager block."""
+    axes = sorted(zip(view.strides[1:], view.shape[1:], strict=True))
+    length, count = itemsize(view.dtype), view.shape[0] // num_blocks
+    for stride, size in axes:
+        if stride == length:
+            length *= size
+        else:
+            count *= size
+    return count
 
 
 def runs_of(view: LayerView, num_blocks: int, blocks: Sequence[int]) -> Runs:

@@ -18,6 +18,11 @@ SMALL = 6
 """Up to so many blocks a counterexample is looked for first."""
 
 
+Counts = tuple[int, ...]
+"""The numbers of blocks that a builder was asked for: one, for which alone something is decided, or
+several, from which it is decided for every number."""
+
+
 class Bytes(NamedTuple):
     """Two elements that may be one byte, as conditions on (B, b, c, x); `want` relates b and c."""
 
@@ -26,10 +31,10 @@ class Bytes(NamedTuple):
     want: str
 
 
-def shared_byte(query: Bytes, fixed: int) -> Witness | None:
+def shared_byte(query: Bytes, counts: Counts) -> Witness | None:
     """A byte of both pieces, in blocks that `query.want` allows, if there is one."""
     one, other = query.one, query.other
-    if _apart(one, other, fixed):
+    if _apart(one, other, counts):
         return None
     # The same question is asked of many layers: only the distance of the pieces matters.
     base = one.base
@@ -37,25 +42,25 @@ def shared_byte(query: Bytes, fixed: int) -> Witness | None:
         one._replace(base=Affine(0)),
         other._replace(base=other.base.plus(base, -1)),
         query.want,
-        fixed,
+        counts,
     )
     return None if found is None else _moved(found, base)
 
 
-def _apart(one: Piece, other: Piece, fixed: int) -> bool:
+def _apart(one: Piece, other: Piece, counts: Counts) -> bool:
     """Whether two pieces are seen to have no byte in common without solving anything: all bytes of
     one lie before those of the other, or in another part of each block."""
     return (
-        is_before(one.last, other.base, fixed)
-        or is_before(other.last, one.base, fixed)
+        is_before(one.last, other.base, counts)
+        or is_before(other.last, one.base, counts)
         or _beside(one, other)
     )
 
 
-def is_before(last: Affine, first: Affine, fixed: int) -> bool:
+def is_before(last: Affine, first: Affine, counts: Counts) -> bool:
     """Whether `last` is below `first`, for every number of blocks or for `fixed`."""
     room = first.plus(last, -1).plus(Affine(-1))
-    return room.at(fixed) >= 0 if fixed else room.is_never_negative
+    return room.at(counts[0]) >= 0 if len(counts) == 1 else room.is_never_negative
 
 
 def _beside(one: Piece, other: Piece) -> bool:
@@ -70,26 +75,26 @@ def _beside(one: Piece, other: Piece) -> bool:
 
 
 @cache
-def _decided(one: Piece, other: Piece, want: str, fixed: int) -> Witness | None:
+def _decided(one: Piece, other: Piece, want: str, counts: Counts) -> Witness | None:
     mine, theirs = _element(one, "b", "p"), _element(other, "c", "q")
     wanted = [*mine.conditions, *theirs.conditions, *([want] if want else [])]
-    return _solved(wanted, mine.variables + theirs.variables, fixed)
+    return _solved(wanted, mine.variables + theirs.variables, counts)
 
 
 @cache
-def _repeated(piece: Piece, fixed: int) -> Witness | None:
+def _repeated(piece: Piece, counts: Counts) -> Witness | None:
     mine, theirs = _element(piece, "b", "p"), _element(piece, "c", "q")
     different = [
         "b != c",
         *(f"{p} != {q}" for p, q in zip(mine.counts, theirs.counts, strict=True)),
     ]
     wanted = [*mine.conditions, *theirs.conditions, f"({' or '.join(different)})"]
-    return _solved(wanted, mine.variables + theirs.variables, fixed)
+    return _solved(wanted, mine.variables + theirs.variables, counts)
 
 
-def repeated_byte(piece: Piece, fixed: int) -> Witness | None:
+def repeated_byte(piece: Piece, counts: Counts) -> Witness | None:
     """A byte that is two elements of one piece, if there is one."""
-    found = _repeated(piece._replace(base=Affine(0)), fixed)
+    found = _repeated(piece._replace(base=Affine(0)), counts)
     return None if found is None else _moved(found, piece.base)
 
 
@@ -98,12 +103,12 @@ def _moved(found: Witness, base: Affine) -> Witness:
     return msgspec.structs.replace(found, byte=found.byte + base.at(found.num_blocks))
 
 
-def first_outside(piece: Piece, page: Piece, fixed: int) -> Witness | None:
+def first_outside(piece: Piece, page: Piece, counts: Counts) -> Witness | None:
     """A byte of `piece` that is not in the page of its block."""
     mine = _element(piece, "b", "p")
     page_start = f"({_text(page.base)} + {page.stride} * b)"
     outside = f"(x < {page_start} or x >= {page_start} + {page.run})"
-    return _solved([*mine.conditions, "c = b", outside], mine.variables, fixed)
+    return _solved([*mine.conditions, "c = b", outside], mine.variables, counts)
 
 
 class Element(NamedTuple):
@@ -137,23 +142,33 @@ def _element(piece: Piece, block: str, prefix: str) -> Element:
     return Element([*counts, within], counts, conditions)
 
 
-def _solved(conditions: Sequence[str], variables: Sequence[str], fixed: int) -> Witness | None:
-    """A point of the set that the conditions describe, with few blocks; None where it is empty."""
+def _solved(conditions: Sequence[str], variables: Sequence[str], counts: Counts) -> Witness | None:
+    """A point of the set that the conditions describe, None where it is empty: with as many blocks
+    as the builder was asked for if there is one, else with few."""
     exists = f"exists {', '.join(variables)} : " if variables else ""
-    text = f"{{ [B, b, c, x] : {exists}{' and '.join(conditions)} and B >= 1 }}"
-    points = islpy.Set(text)
-    if fixed:
-        points = points.intersect(islpy.Set(f"{{ [B, b, c, x] : B = {fixed} }}"))
+    points = islpy.Set(
+        f"{{ [B, b, c, x] : {exists}{' and '.join(conditions)} and B >= 1 }}"
+        if len(counts) > 1
+        else f"{{ [B, b, c, x] : {exists}{' and '.join(conditions)} and B = {counts[0]} }}"
+    )
     if points.is_empty():
         return None
-    for most in range(1, SMALL + 1):
-        few = points.intersect(islpy.Set(f"{{ [B, b, c, x] : B <= {most} }}"))
-        if not few.is_empty():
-            points = few
+    for few in (*(f"B = {count}" for count in counts), f"B <= {SMALL}"):
+        some = points.intersect(islpy.Set(f"{{ [B, b, c, x] : {few} }}"))
+        if not some.is_empty():
+            points = some
             break
-    point = points.lexmin().sample_point()
+    point = _lowest(points)
     values = [int(str(point.get_coordinate_val(islpy.dim_type.set, at))) for at in range(4)]
     return Witness(values[0], values[3], values[1], values[2])
+
+
+def _lowest(points: islpy.Set) -> islpy.Point:
+    """The first point, or some point where isl gives up on the order of many."""
+    try:
+        return points.lexmin().sample_point()
+    except islpy.Error:
+        return points.sample_point()
 
 
 def forget() -> None:

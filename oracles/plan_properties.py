@@ -11,7 +11,13 @@ import msgspec
 
 from kvfuzz.model.cache_plan import CacheLayer
 from kvfuzz.model.layer_view import LayerView
-from kvfuzz.model.plan_views import expected_views, is_in_one_piece, parts_of, storages
+from kvfuzz.model.plan_views import (
+    expected_views,
+    is_in_one_piece,
+    parts_of,
+    preferred_views,
+    storages,
+)
 from kvfuzz.model.verdict import Place, Violation
 from kvfuzz.oracles.byte_map import disagreement, overlap, together
 from kvfuzz.oracles.plan_run import PlanRun
@@ -52,16 +58,7 @@ def bounds(run: PlanRun) -> Violation | None:
 
 def shape(run: PlanRun) -> Violation | None:
     """Every view has the shape and the type that its layer's kernels index (#47314)."""
-    wanted = {
-        (view.layer, view.part): view
-        for view in expected_views(
-            run.case.plan,
-            {
-                each.name: storages(run.case.plan, each.name)[0]
-                for each in run.case.plan.allocations
-            },
-        )
-    }
+    wanted = {(view.layer, view.part): view for view in preferred_views(run.case.plan)}
     for view in run.made.views:
         right = wanted[view.layer, view.part]
         if (view.shape, view.dtype) != (right.shape, right.dtype):

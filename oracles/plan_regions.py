@@ -52,8 +52,8 @@ def page_bytes(run: PlanRun) -> Violation | None:
         moved = merged(_moved(run, layer))
         if not _same(moved, page):
             return Violation(
-                f"the regions of layer {layer.name} have {moved.nbytes} bytes in {len(run.blocks)} "
-                f"blocks, and not those of its pages ({page.nbytes} bytes)",
+                f"the regions of layer {layer.name} are not its pages: {moved.nbytes} bytes of "
+                f"{page.nbytes}, and others from here on",
                 Place(allocation, _first_difference(moved, page), "", layer.name),
             )
     return None

@@ -6,7 +6,16 @@ from functools import cached_property
 from kvfuzz.model.cache_plan import CacheLayer
 from kvfuzz.model.layer_view import LayerView
 from kvfuzz.model.plan_case import Made, PlanCase
-from kvfuzz.oracles.byte_map import Runs, blocks_of, merged, overlap, runs_of, together
+from kvfuzz.model.plan_views import preferred_views
+from kvfuzz.oracles.byte_map import (
+    Runs,
+    blocks_of,
+    merged,
+    overlap,
+    runs_in_block,
+    runs_of,
+    together,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +32,10 @@ class PlanRun:
     @cached_property
     def blocks(self) -> list[int]:
         """The manager blocks that are looked at."""
-        return blocks_of(self.case.plan.num_blocks)
+        plan = self.case.plan
+        views = self.made.views or preferred_views(plan)
+        runs = sum(runs_in_block(view, plan.num_blocks) for view in views)
+        return blocks_of(plan.num_blocks, runs)
 
     @cached_property
     def views_of(self) -> dict[str, list[LayerView]]:

@@ -13,7 +13,14 @@ from kvfuzz.model.cache_plan import CachePlan
 from kvfuzz.model.layer_view import LayerView
 from kvfuzz.model.plan_views import is_in_one_piece
 from kvfuzz.model.proof import Claim, Witness
-from kvfuzz.oracles.overlap import Bytes, first_outside, is_before, repeated_byte, shared_byte
+from kvfuzz.oracles.overlap import (
+    Bytes,
+    Counts,
+    first_outside,
+    is_before,
+    repeated_byte,
+    shared_byte,
+)
 from kvfuzz.oracles.pieces import Affine, Piece, joined, pieces_of
 
 
@@ -35,25 +42,22 @@ class Layers(NamedTuple):
     """Where views are of a plan, whose pages they must be."""
 
 
-def claims(
-    over: Layers, made: Sequence[Sequence[LayerView]], counts: Sequence[int]
-) -> tuple[Claim, ...]:
+def claims(over: Layers, made: Sequence[Sequence[LayerView]], counts: Counts) -> tuple[Claim, ...]:
     """What holds of the views `made` at each of `counts` blocks; `over.plan` has the first of them.
 
     With one count claims are about that number of blocks, else about every number. Raises
     NotAffineError where views are no affine function of the count.
     """
-    fixed = counts[0] if len(counts) == 1 else 0
     views = [
         (made[0][at], pieces_of([each[at] for each in made], counts)) for at in range(len(made[0]))
     ]
-    return (_bounds(over, views, fixed), *_ownership(over, views, fixed))
+    return (_bounds(over, views, counts), *_ownership(over, views, counts))
 
 
 Views = Sequence[tuple[LayerView, tuple[Piece, ...]]]
 
 
-def layers_of(plan: CachePlan, counts: Sequence[int]) -> Layers:
+def layers_of(plan: CachePlan, counts: Counts) -> Layers:
     """The layers of a plan; its allocations have as many times more bytes as there are blocks."""
     group_of = plan.group_of
     return Layers(
@@ -68,17 +72,17 @@ def layers_of(plan: CachePlan, counts: Sequence[int]) -> Layers:
     )
 
 
-def _bounds(over: Layers, views: Views, fixed: int) -> Claim:
+def _bounds(over: Layers, views: Views, counts: Counts) -> Claim:
     sizes, planned = over.sizes, over.plan.placement_of if over.plan else {}
     for view, pieces in views:
         at = planned.get(view.layer)
         if at is not None and at.allocation != view.allocation:
             said = f"{view.part} of {view.layer} is over {view.allocation}, not {at.allocation}"
-            return Claim("bounds", "refuted", said, Witness(fixed or 1, view.offset, 0, 0))
+            return Claim("bounds", "refuted", said, Witness(counts[0], view.offset, 0, 0))
         for piece in pieces:
             spare = sizes[view.allocation].plus(piece.last, -1).plus(Affine(-1))
             for outside in (spare, piece.base):
-                blocks = _broken(outside, fixed)
+                blocks = _broken(outside, counts)
                 if blocks:
                     said = f"{view.part} of {view.layer} reaches byte {piece.last.at(blocks)} of "
                     said += f"{view.allocation}, which has {sizes[view.allocation].at(blocks)}"
@@ -87,16 +91,17 @@ def _bounds(over: Layers, views: Views, fixed: int) -> Claim:
     return Claim("bounds", "proved")
 
 
-def _broken(value: Affine, fixed: int) -> int:
+def _broken(value: Affine, counts: Counts) -> int:
     """A number of blocks at which `value` is negative, or 0."""
-    if fixed:
-        return fixed if value.at(fixed) < 0 else 0
-    if value.is_never_negative:
+    for count in counts:
+        if value.at(count) < 0:
+            return count
+    if len(counts) == 1 or value.is_never_negative:
         return 0
     return 1 if value.at(1) < 0 else -(value.constant // value.slope) + 1
 
 
-def _ownership(over: Layers, views: Views, fixed: int) -> list[Claim]:
+def _ownership(over: Layers, views: Views, counts: Counts) -> list[Claim]:
     """Agreement between groups, disjointness within them, and pages.
 
     What a layer's blocks own means nothing where some byte of it is two elements.
@@ -108,7 +113,7 @@ def _ownership(over: Layers, views: Views, fixed: int) -> list[Claim]:
     tangled = {
         each.layer: found
         for each, parts in parts_of.items()
-        if (found := _twice(each.layer, parts, fixed))
+        if (found := _twice(each.layer, parts, counts))
     }
     whole = {
         each: joined([piece for _, pieces in parts for piece in pieces])
@@ -120,11 +125,11 @@ def _ownership(over: Layers, views: Views, fixed: int) -> list[Claim]:
         if one.allocation == other.allocation:
             alike = over.group_of[one.layer] == over.group_of[other.layer]
             (same if alike else apart).append((one, other))
-    within = next(iter(tangled.values()), None) or _between(whole, same, "", fixed)
+    within = next(iter(tangled.values()), None) or _between(whole, same, "", counts)
     return [
-        _claim("aliasing", _between(whole, apart, "b != c", fixed), "disagree on block"),
+        _claim("aliasing", _between(whole, apart, "b != c", counts), "disagree on block"),
         _claim("disjoint", within, "share a byte of block"),
-        *([_pages(over.plan, whole, fixed)] if over.plan else []),
+        *([_pages(over.plan, whole, counts)] if over.plan else []),
     ]
 
 
@@ -132,7 +137,7 @@ def _between(
     whole: Mapping[Owned, Sequence[Piece]],
     pairs: Sequence[tuple[Owned, Owned]],
     want: str,
-    fixed: int,
+    counts: Counts,
 ) -> "Found | None":
     """The first byte that two layers of a pair have in common, of blocks as `want` says."""
     reach = {name: _reach(pieces) for name, pieces in whole.items()}
@@ -141,12 +146,12 @@ def _between(
         if (
             first
             and second
-            and (is_before(first[1], second[0], fixed) or is_before(second[1], first[0], fixed))
+            and (is_before(first[1], second[0], counts) or is_before(second[1], first[0], counts))
         ):
             continue
         for mine in whole[one]:
             for theirs in whole[other]:
-                witness = shared_byte(Bytes(mine, theirs, want), fixed)
+                witness = shared_byte(Bytes(mine, theirs, want), counts)
                 if witness is not None:
                     return Found(one.layer, other.layer, witness)
     return None
@@ -183,20 +188,20 @@ def _claim(name: str, found: Found | None, what: str) -> Claim:
 
 
 def _twice(
-    name: str, parts: Sequence[tuple[LayerView, tuple[Piece, ...]]], fixed: int
+    name: str, parts: Sequence[tuple[LayerView, tuple[Piece, ...]]], counts: Counts
 ) -> Found | None:
     """A byte that is two elements of one layer, if there is one."""
     pieces = [(view.part, piece) for view, several in parts for piece in several]
     for part, piece in pieces:
-        if (witness := repeated_byte(piece, fixed)) is not None:
+        if (witness := repeated_byte(piece, counts)) is not None:
             return Found(f"{part} of {name}", f"{part} of {name}", witness)
     for (part, one), (second, other) in combinations(pieces, 2):
-        if (witness := shared_byte(Bytes(one, other, ""), fixed)) is not None:
+        if (witness := shared_byte(Bytes(one, other, ""), counts)) is not None:
             return Found(f"{part} of {name}", f"{second} of {name}", witness)
     return None
 
 
-def _pages(plan: CachePlan, whole: Mapping[Owned, Sequence[Piece]], fixed: int) -> Claim:
+def _pages(plan: CachePlan, whole: Mapping[Owned, Sequence[Piece]], counts: Counts) -> Claim:
     """Each block has the bytes of one page, which lie in it where it is in one piece."""
     for layer in plan.owners:
         at = plan.placement_of[layer.name]
@@ -206,13 +211,13 @@ def _pages(plan: CachePlan, whole: Mapping[Owned, Sequence[Piece]], fixed: int) 
         held = sum(piece.bytes_of_block for piece in pieces)
         if held != layer.page_bytes:
             said = f"a block of {layer.name} has {held} bytes, expected {layer.page_bytes}"
-            return Claim("page_bytes", "refuted", said, Witness(fixed or 1, 0, 0, 0))
+            return Claim("page_bytes", "refuted", said, Witness(counts[0], 0, 0, 0))
         if not is_in_one_piece(plan, layer):
             continue
-        start = _start(plan, layer.name, fixed)
+        start = _start(plan, layer.name, counts)
         page = Piece(start, at.block_stride, 1, (), layer.page_bytes)
         for piece in pieces:
-            found = first_outside(piece, page, fixed)
+            found = first_outside(piece, page, counts)
             if found is not None:
                 said = (
                     f"with {found.num_blocks} blocks, byte {found.byte} of block {found.block} of "
@@ -222,11 +227,11 @@ def _pages(plan: CachePlan, whole: Mapping[Owned, Sequence[Piece]], fixed: int) 
     return Claim("page_bytes", "proved")
 
 
-def _start(plan: CachePlan, name: str, fixed: int) -> Affine:
+def _start(plan: CachePlan, name: str, counts: Counts) -> Affine:
     """The first byte of a layer, for any number of blocks where it is planned for any."""
     at = plan.placement_of[name]
     start = at.offset + at.layers.index(name) * at.layer_stride
-    if fixed or not plan.kv_layout.startswith("L"):
+    if len(counts) == 1 or not plan.kv_layout.startswith("L"):
         return Affine(start)
     # Regions of whole layers: both offset and layer stride grow with the blocks.
     return Affine(0, start // plan.num_blocks)

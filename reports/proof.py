@@ -7,11 +7,11 @@ from kvfuzz.model.proof import Proof, TensorsFile
 from kvfuzz.reports.text import count, paragraph
 
 
-def proof_lines(name: str, subject: PlanCase | TensorsFile, proof: Proof) -> list[str]:
+def proof_lines(name: str, subject: PlanCase | TensorsFile | str, proof: Proof) -> list[str]:
     """What was decided about one subject."""
     if proof.undecided:
         return paragraph(f"not decided  {name}: {proof.undecided}")
-    about = "every number of blocks" if proof.every_count else _one_count(subject)
+    about = "every number of blocks" if proof.every_count else _own_count(subject)
     if not proof.refuted:
         held = ", ".join(each.property for each in proof.claims)
         return paragraph(f"proved       {name}: {held}, for {about} ({proof.seconds:.2f} s)")
@@ -21,7 +21,9 @@ def proof_lines(name: str, subject: PlanCase | TensorsFile, proof: Proof) -> lis
     return lines
 
 
-def _one_count(subject: PlanCase | TensorsFile) -> str:
+def _own_count(subject: PlanCase | TensorsFile | str) -> str:
+    if isinstance(subject, str):
+        return "no number of blocks"
     number = subject.plan.num_blocks if isinstance(subject, PlanCase) else subject.num_blocks
     return f"{count(number, 'block')} alone"
 

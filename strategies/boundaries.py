@@ -85,6 +85,7 @@ PLAN_BOUNDARIES: tuple[Boundary, ...] = (
 
 SCRIPT_BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"copies": "some", "layers": "2"}, "a copy on write, of every layer"),
+    Boundary({"copies": "several", "kernel_blocks": "1"}, "many pairs in one copy"),
     Boundary({"rollbacks": "some", "extends": "some"}, "slots that speculation writes again"),
     Boundary({"swaps": "some", "frees": "some"}, "blocks that come back elsewhere"),
     Boundary({"zeros": "some", "kernel_blocks": "2"}, "cleared blocks that are split"),

@@ -9,7 +9,7 @@ from kvfuzz.model import planning
 from kvfuzz.model.cache_plan import CacheLayer, CachePlan, State
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.plan_case import PlanCase
-from kvfuzz.strategies.choices import Choices, number, pick
+from kvfuzz.strategies.choices import Choices, chance, number, pick
 from kvfuzz.strategies.rows import Row, Space
 
 DTYPES = {"1": ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"), "2": ("bf16", "fp16"), "4": ("fp32",)}
@@ -17,7 +17,8 @@ DTYPES = {"1": ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"), "2": ("bf16", "fp16")
 HEAD_SIZES = (8, 16, 32, 64)
 LATENTS = (72, 576, 132)
 """Elements of an MLA row: a small one, DeepSeek's, and its indexer's."""
-MOST_BLOCKS = 6
+MOST_BLOCKS, MANY_BLOCKS, SELDOM = 6, 130, 8
+"""Blocks of most plans, and of one in so many."""
 MANY = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "3+": (3, 4), "4+": (4, 12)}
 """The bounds of a number by how it is shown."""
 
@@ -56,7 +57,9 @@ def drawn_plan(
     _share(choices, row, groups)
     if not num_blocks:
         shown = row["num_blocks"]
-        num_blocks = number(choices, 3, MOST_BLOCKS) if shown == "3+" else int(shown)
+        many = shown == "3+" and chance(choices, SELDOM)
+        most = MANY_BLOCKS if many else MOST_BLOCKS
+        num_blocks = number(choices, 3, most) if shown == "3+" else int(shown)
     if row["placement"] == "one_buffer":
         return planning.one_buffer(groups, num_blocks, row["kv_layout"])
     place = planning.packed if row["placement"] == "packed" else planning.separate

@@ -11,6 +11,7 @@ from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.manager import BlockManager
 from kvfuzz.model.script import Action, Script, ScriptCase
+from kvfuzz.model.script_axes import copies_level
 from kvfuzz.model.script_lowering import lower_script
 from kvfuzz.strategies.choices import Choices, chance, number, pick
 from kvfuzz.strategies.plans import drawn_plan
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 MAX_FILL_SEED = (1 << 32) - 1
 FEW, MOST = 2, 14
 """Actions that are drawn, before those that the row still lacks."""
-SEQUENCES = ("a", "b", "c", "d")
+SEQUENCES = ("a", "b", "c", "d", "e")
 SCALES = {
     "none": (FP32_ONE,),
     "unit": (FP32_ONE,),
@@ -49,6 +50,12 @@ def drawn_script_case(choices: Choices, within: Space) -> ScriptCase:
         fill_seed=choices.integer(0, MAX_FILL_SEED),
     )
     return lower_script(script)
+
+
+def _shared(forks: int, copies: str) -> list[Action]:
+    """What makes x shared, and some of those that share it write: each copies a block."""
+    names = [f"v{number}" for number in range(forks if copies == "several" else 1)]
+    return [*(Action("fork", ("x", name)) for name in names), Action("decode", tuple(names))]
 
 
 def _scales(choices: Choices, kind: str) -> tuple[int, int]:
@@ -82,6 +89,7 @@ class _Story:
         self.actions: list[Action] = []
         self._row = row
         self._size = max(self.manager.sizes.values())
+        self._copied: set[str] = {"none"}
 
     def does(self, action: Action, *, spare: int = SPARE) -> bool:
         """Whether an action can follow, leaves blocks for an ending and is one that the row allows;
@@ -89,6 +97,8 @@ class _Story:
         blocks = spare * len(self.manager.plan.groups)
         if self._is_unwanted(action) or not self.manager.allows(action, spare=blocks):
             return False
+        if action.rule in ("extend", "decode"):
+            self._copied.add(copies_level(self.manager.copied(action)))
         self.manager.apply(action)
         self.actions.append(action)
         return True
@@ -108,14 +118,11 @@ class _Story:
             return True
         if action.rule == "decode" and len(action.sequences) > 1 and self._row["batches"] == "none":
             return True
-        if self._row["copies"] == "none" and action.rule in ("extend", "decode"):
-            tokens = action.tokens or 1
-            # Of a batch the first copies what the second then has alone: ask for each.
-            return any(
-                name in self.manager.held and self.manager.copies(name, tokens)
-                for name in action.sequences
-            )
-        return False
+        if action.rule not in ("extend", "decode"):
+            return False
+        levels = ("none", "some", "several")
+        copies = copies_level(self.manager.copied(action))
+        return levels.index(copies) > levels.index(self._row["copies"])
 
     @property
     def written(self) -> list[str]:
@@ -137,7 +144,7 @@ class _Story:
         rules = [action.rule for action in self.actions]
         shown = {
             "forks": "fork" in rules,
-            "copies": "copy" in self.manager.shown,
+            "copies": self._row["copies"] in self._copied,
             "rollbacks": "rollback" in rules,
             "swaps": "swap_out" in rules,
             "zeros": "zero" in rules,
@@ -146,9 +153,8 @@ class _Story:
             "batches": any(len(a.sequences) > 1 for a in self.actions if a.rule == "decode"),
             "gathers": "read" in rules,
         }
-        return [
-            axis for axis, is_shown in shown.items() if self._row[axis] == "some" and not is_shown
-        ]
+        wanted = [axis for axis in shown if self._row[axis] != "none"]
+        return [axis for axis in wanted if not shown[axis]]
 
 
 def _actions(choices: Choices, row: Row, plan: CachePlan, host_blocks: int) -> list[Action]:
@@ -156,7 +162,7 @@ def _actions(choices: Choices, row: Row, plan: CachePlan, host_blocks: int) -> l
     story.does(Action("prefill", ("a",), story.length(choices)))
     for _ in range(number(choices, FEW, MOST) - 1):
         story.does(_next(choices, story))
-    for action in _ending(story.lacks()):
+    for action in _ending(story.lacks(), row["copies"]):
         story.does(action, spare=0)
     return story.actions
 
@@ -172,6 +178,7 @@ def _next(choices: Choices, story: _Story) -> Action:
     makers: list[Callable[[], Action]] = [
         lambda: Action("decode", (name,)),
         lambda: Action("decode", tuple(written)),
+        lambda: Action("decode", tuple(written)),
         lambda: Action("extend", (name,), story.length(choices)),
         lambda: Action("read", tuple(written) if chance(choices, 2) else (name,)),
         lambda: Action("rollback", (name,), number(choices, 1, 5)),
@@ -181,15 +188,14 @@ def _next(choices: Choices, story: _Story) -> Action:
         lambda: Action("allocate", (name,), number(choices, 1, 9)),
     ]
     if unused:
-        makers.append(lambda: Action("fork", (name, unused[0])))
+        makers += [lambda: Action("fork", (name, unused[0]))] * 3
         makers.append(lambda: Action("prefill", (unused[0],), story.length(choices)))
     if swapped:
-        makers.append(lambda: Action("swap_in", (pick(choices, swapped),)))
-        makers.append(lambda: Action("swap_in", (swapped[0],)))
+        makers += [lambda: Action("swap_in", (pick(choices, swapped),))] * 4
     return pick(choices, makers)()
 
 
-def _ending(lacking: "Sequence[str]") -> list[Action]:
+def _ending(lacking: "Sequence[str]", copies: str) -> list[Action]:
     """The fewest actions that show what is lacking, with sequences of their own; those that need
     blocks which nobody shares come before the fork."""
     shown: dict[str, list[Action]] = {
@@ -200,7 +206,7 @@ def _ending(lacking: "Sequence[str]") -> list[Action]:
         "zeros": [Action("prefill", ("z",), 1), Action("zero", ("z",))],
         "frees": [Action("prefill", ("w",), 1), Action("free", ("w",))],
         "forks": [Action("fork", ("x", "v"))],
-        "copies": [Action("fork", ("x", "v")), Action("decode", ("v",))],
+        "copies": _shared(3, copies),
         "swaps": [Action("swap_out", ("x",))],
     }
     needed = [action for axis, actions in shown.items() if axis in lacking for action in actions]

@@ -1,48 +1,44 @@
 """What a KV connector moves of every block of a plan: one region for each piece of a page.
 
-Written for clarity: a page that lies in one piece is one region; where K and V, or the heads, of a
-layer lie apart, each piece of a block is one. A layer that shares a cache moves nothing.
+Written for clarity: a page that lies in one piece is one region; where K and V lie apart each of
+them is one, and where heads do, each head with its K and V. A layer that shares a cache moves
+nothing.
 """
 
-from kvfuzz.model.cache_plan import CacheLayer, CachePlan
-from kvfuzz.model.layer_view import Region
+from collections.abc import Sequence
+
+from kvfuzz.model.cache_plan import CachePlan
+from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.layer_view import LayerView, Region
 
 
-def transfer_regions(plan: CachePlan) -> list[Region]:
-    """The regions of all layers; addresses, lengths and strides in bytes."""
+def transfer_regions(plan: CachePlan, views: Sequence[LayerView]) -> list[Region]:
+    """The regions of all layers whose caches have `views`; addresses, lengths, strides in bytes."""
     regions = []
     for layer in plan.owners:
-        at = plan.placement_of[layer.name]
-        start = at.offset + at.layers.index(layer.name) * at.layer_stride
-        pieces, apart, stride = _pieces(plan, layer)
-        for piece in range(pieces):
-            regions.append(
-                Region(
-                    layer.name,
-                    at.allocation,
-                    start + piece * apart,
-                    layer.page_bytes // pieces,
-                    stride,
-                )
-            )
+        mine = [view for view in views if view.layer == layer.name]
+        stride = mine[0].strides[0] * layer.ratio
+        starts = _pieces(mine, layer.ratio, layer.page_bytes)
+        for start in starts:
+            length = layer.page_bytes // len(starts)
+            regions.append(Region(layer.name, mine[0].allocation, start, length, stride))
     return regions
 
 
-def _pieces(plan: CachePlan, layer: CacheLayer) -> tuple[int, int, int]:
-    """Pieces of a page, the distance of the same block's next piece, and of the next block's."""
-    at = plan.placement_of[layer.name]
-    if layer.form in ("content_packed", "head_slots"):
-        heads = 2 if layer.form == "head_slots" else layer.num_kv_heads
-        if plan.kv_layout == "LHBNC":
-            return heads, plan.num_blocks * at.block_stride, at.block_stride
-        if plan.kv_layout == "BHLNC":
-            return heads, len(at.layers) * at.layer_stride, at.block_stride
-    elif layer.form == "kv_first" and not plan.has_state and _all_kv_first(plan, at.allocation):
-        half = at.block_stride // 2
-        return 2, plan.num_blocks * half, half
-    return 1, 0, at.block_stride
+def _pieces(views: Sequence[LayerView], ratio: int, page_bytes: int) -> list[int]:
+    """Where the pieces of block 0 begin; they are equally long."""
+    first = min(view.offset for view in views)
+    last = max(view.offset + _extent(view, ratio) for view in views)
+    if last - first == page_bytes or len(views) == 1 or views[0].part != "k":
+        return [first]
+    if all(_extent(view, ratio) * 2 == page_bytes for view in views):
+        return [view.offset for view in views]
+    heads, apart = views[0].shape[2], views[0].strides[2]
+    return [views[0].offset + head * apart for head in range(heads)]
 
 
-def _all_kv_first(plan: CachePlan, allocation: str) -> bool:
-    over = [each for each in plan.placements if each.allocation == allocation]
-    return all(plan.layer(name).form == "kv_first" for each in over for name in each.layers)
+def _extent(view: LayerView, ratio: int) -> int:
+    """Bytes from the first to the last one of a manager block."""
+    inside = zip(view.shape[1:], view.strides[1:], strict=True)
+    reach = sum((size - 1) * stride for size, stride in inside)
+    return (ratio - 1) * view.strides[0] + reach + itemsize(view.dtype)

@@ -1,7 +1,8 @@
 """`kvfuzz prove`: which views of which plans hold for every block id and block count."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from kvfuzz.model import plan_case
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.cache_plan import CachePlan
 from kvfuzz.model.plan_case import PlanCase
-from kvfuzz.model.preset_plans import PresetOptions, plan_of
+from kvfuzz.model.preset_plans import LAYOUTS, PresetOptions, plan_of
 from kvfuzz.model.presets import presets
 from kvfuzz.model.proof import Proof, TensorsFile, check_tensors
 from kvfuzz.model.seed import load
@@ -56,9 +57,11 @@ def prove_subjects(names: Sequence[str], options: ProveOptions, *, folder: Path)
     with Worker(config, case_timeout_s=60.0) as worker:
         description = worker.describe()
         domain = description.info.domain.narrowed(description.info.op)
-        subjects = [each for name in names for each in subjects_of(name, options, domain)]
-        for each in proved(worker, description, subjects, every_count=options.every_count):
+        subjects = [subjects_of(name, options, domain) for name in names]
+        every_count, asked = options.every_count, False
+        for each in proved(worker, description, chain(*subjects), every_count=every_count):
             results.append(each.proof)
+            asked = asked or isinstance(each.subject.case, PlanCase)
             lines = proof_lines(each.subject.name, each.subject.case, each.proof)
             print("\n".join(lines), flush=True)
             if each.seed is not None and each.verdict is not None:
@@ -74,29 +77,34 @@ def prove_subjects(names: Sequence[str], options: ProveOptions, *, folder: Path)
                 worst = Exit.FINDING
             elif each.proof.undecided and worst == Exit.CLEAN:
                 worst = Exit.NOT_CHECKED
-    asked = any(isinstance(each.case, PlanCase) for each in subjects)
     print(summary_line(results, description.info.name if asked else ""))
     return worst
 
 
-def subjects_of(name: str, options: ProveOptions, domain: Domain) -> list[Subject]:
+def subjects_of(name: str, options: ProveOptions, domain: Domain) -> Iterable[Subject]:
     """What one argument of `kvfuzz prove` means. Raises UsageError where it means nothing."""
     if name == ALL_PRESETS:
-        return [
-            each
-            for key, preset in presets().items()
-            if not preset.incomplete
-            for each in subjects_of(PRESET + key, options, domain)
-        ]
+        complete = [key for key, preset in presets().items() if not preset.incomplete]
+        return [_of_preset(key, options.preset, strict=False) for key in complete]
     if name.startswith(PRESET):
-        plan = plan_of(name.removeprefix(PRESET), options.preset)
-        return [Subject(f"{name}, {options.preset.layout}", PlanCase("cache_views", plan))]
+        return [_of_preset(name.removeprefix(PRESET), options.preset, strict=True)]
     if name.startswith(DRAWN):
         count = name.removeprefix(DRAWN)
         if not count.isdigit() or not int(count):
             raise UsageError(f"{name}: expected {DRAWN}COUNT, for instance {DRAWN}200")
-        return list(drawn_plans(domain, int(count), random_seed=options.seed))
+        return drawn_plans(domain, int(count), random_seed=options.seed)
     return [_of_file(name)]
+
+
+def _of_preset(key: str, options: PresetOptions, *, strict: bool) -> Subject:
+    """The plan of a preset; unless `strict`, one that cannot be laid out so is not decided."""
+    name = f"{PRESET}{key}, {options.layout}"
+    try:
+        return Subject(name, PlanCase("cache_views", plan_of(key, options)))
+    except UsageError as error:
+        if strict or options.layout not in LAYOUTS:
+            raise UsageError(f"{name}: {error}") from None
+        return Subject(name, str(error))
 
 
 def _of_file(name: str) -> Subject:

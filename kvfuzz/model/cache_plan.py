@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES, itemsize
 
 Kind = Literal["full", "sliding", "chunked", "cross", "mla", "mamba"]
 KINDS: tuple[str, ...] = ("full", "sliding", "chunked", "cross", "mla", "mamba")
@@ -184,7 +184,10 @@ def check(plan: CachePlan) -> None:
     names = [layer.name for layer in plan.layers]
     _require(bool(names), "no layers")
     _require(len(set(names)) == len(names), f"two layers share a name among {names}")
-    _require(plan.num_blocks >= 1, f"num_blocks={plan.num_blocks}, expected at least 1")
+    _require(
+        1 <= plan.num_blocks <= MOST_BYTES,
+        f"num_blocks={plan.num_blocks}, expected 1 to {MOST_BYTES}",
+    )
     _require(
         plan.kv_layout in ("", *KV_LAYOUTS),
         f"kv_layout={plan.kv_layout!r}, expected one of {', '.join(KV_LAYOUTS)}, or nothing",
@@ -213,7 +216,10 @@ def _check_layer(layer: CacheLayer) -> None:
     if layer.is_attention:
         _require(layer.cache_dtype in DTYPES, f"{where}: cache_dtype={layer.cache_dtype!r}")
         _require(
-            layer.num_kv_heads >= 1 <= layer.head_size and not layer.states,
+            1 <= layer.num_kv_heads <= MOST_BYTES
+            and 1 <= layer.head_size <= MOST_BYTES
+            and layer.head_size_v <= MOST_BYTES
+            and not layer.states,
             f"{where}: {layer.num_kv_heads} heads of {layer.head_size}, {layer.states}",
         )
         _require(
@@ -224,7 +230,12 @@ def _check_layer(layer: CacheLayer) -> None:
         _require(same, f"{where}: form={layer.form} with two head sizes")
         _require(layer.order in ("nhd", "hnd"), f"{where}: order={layer.order!r}")
     else:
+        known = DTYPES.keys() | INTEGER_SIZES.keys()
         _require(bool(layer.states), f"{where}: kind=mamba without states")
+        _require(
+            all(state.dtype in known and bool(state.shape) for state in layer.states),
+            f"{where}: states {layer.states}, expected dtypes of {sorted(known)}, and shapes",
+        )
         sizes = [state.nbytes for state in layer.states]
         _require(
             all(size > 0 for size in sizes)

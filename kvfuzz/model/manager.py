@@ -91,15 +91,17 @@ class BlockManager:
         self._restore(before)
         return left >= spare
 
-    def copies(self, name: str, tokens: int) -> bool:
-        """Whether a write of so many tokens to a sequence would copy a block first."""
-        held = self.held[name]
-        return any(
-            self._references[blocks[number]] > 1
-            for group, blocks in held.blocks.items()
-            for number in self._written(group, held.length, tokens)
-            if number < len(blocks)
-        )
+    def copied(self, action: Action) -> int:
+        """The most kernel blocks that a step of an action would copy; 0 for an impossible one."""
+        before = self._saved()
+        try:
+            effects = self.apply(action)
+        except UsageError:
+            return 0
+        self._restore(before)
+        ratios = [self.plan.layer(group[0]).ratio for group in self.plan.groups]
+        copies = [len(e.pairs) * ratios[e.group] for e in effects if e.kind == "copy"]
+        return max(copies, default=0)
 
     # Actions
 

@@ -11,6 +11,7 @@ from kvfuzz.errors import UsageError
 from kvfuzz.model import cache_plan
 from kvfuzz.model.cache_plan import CacheLayer, CachePlan
 from kvfuzz.model.layer_view import LayerView, Region
+from kvfuzz.model.plan_views import preferred_views
 
 PLAN_OPS: tuple[str, ...] = ("cache_views", "transfer_regions", "expand_block_table")
 
@@ -45,11 +46,23 @@ class Made(msgspec.Struct, frozen=True):
     kernel_blocks: tuple[int, ...] = ()
 
 
+def check_sizes(plan: CachePlan) -> None:
+    """Raise UsageError unless every view of a plan lies in its allocation."""
+    sizes = {each.name: each.nbytes for each in plan.allocations}
+    for view in preferred_views(plan):
+        if view.last_byte() >= sizes[view.allocation]:
+            raise UsageError(
+                f"impossible plan: {view.part} of {view.layer} reaches byte {view.last_byte()} of "
+                f"{view.allocation}, which has {sizes[view.allocation]}"
+            )
+
+
 def check(case: PlanCase) -> None:
     """Raise UsageError with the first thing that makes `case` impossible to execute or judge."""
     if case.op not in PLAN_OPS:
         raise UsageError(f"op={case.op!r}, expected one of {', '.join(PLAN_OPS)}")
     cache_plan.check(case.plan)
+    check_sizes(case.plan)
     wanted = case.op == "expand_block_table"
     if bool(case.block_ids) != wanted or len(case.block_ids) > MOST_BLOCK_IDS:
         raise UsageError(

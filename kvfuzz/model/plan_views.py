@@ -154,6 +154,13 @@ def expected_views(plan: CachePlan, storage_of: dict[str, str]) -> list[LayerVie
     ]
 
 
+def preferred_views(plan: CachePlan) -> list[LayerView]:
+    """The views of all layers, each allocation with the storage that its backends ask for."""
+    return expected_views(
+        plan, {each.name: storages(plan, each.name)[0] for each in plan.allocations}
+    )
+
+
 def is_in_one_piece(plan: CachePlan, layer: CacheLayer) -> bool:
     """Whether the plan alone says where each page of `layer` lies, and in one piece."""
     if layer.form in ("content_packed", "head_slots"):

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from kvfuzz.errors import UsageError
+from kvfuzz.model.cache_plan import MOST_BYTES
 from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES
 from kvfuzz.model.layer_view import LayerView
 from kvfuzz.model.plan_case import PlanCase
@@ -57,6 +58,8 @@ class TensorsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes by name."""
     views: tuple[LayerView, ...]
     """[layer, part, allocation, dtype, shape, strides in bytes, offset in bytes] of each tensor."""
+    shares: dict[str, str] = {}
+    """By layer without a cache of its own, the layer whose cache it reads; it is in no group."""
 
 
 def check_tensors(file: TensorsFile) -> None:
@@ -69,14 +72,20 @@ def check_tensors(file: TensorsFile) -> None:
     require(file.num_blocks >= 1, f"num_blocks={file.num_blocks}, expected at least 1")
     require(bool(file.views), "no views")
     for name, nbytes in file.allocations.items():
-        require(nbytes >= 1, f"allocation {name}: {nbytes} bytes")
+        require(
+            1 <= nbytes <= MOST_BYTES,
+            f"allocation {name}: {nbytes} bytes, expected 1 to {MOST_BYTES}",
+        )
     grouped = [name for group in file.groups for name in group]
     require(len(set(grouped)) == len(grouped), f"a layer is in two groups among {grouped}")
     viewed = {view.layer for view in file.views}
     require(
-        viewed == set(grouped),
-        f"views of {sorted(viewed)} and groups of {sorted(grouped)}, expected the same layers",
+        viewed == {*grouped, *file.shares} and not {*grouped} & {*file.shares},
+        f"views of {sorted(viewed)}, groups of {sorted(grouped)} and shares of "
+        f"{sorted(file.shares)}, expected each layer in a group, or sharing a cache",
     )
+    for layer, owner in file.shares.items():
+        require(owner in grouped, f"{layer} shares the cache of {owner!r}, which is in no group")
     known = DTYPES.keys() | INTEGER_SIZES.keys()
     for view in file.views:
         where = f"{view.part} of {view.layer}"
@@ -87,11 +96,10 @@ def check_tensors(file: TensorsFile) -> None:
         require(
             bool(view.shape)
             and len(view.shape) == len(view.strides)
-            and all(size >= 1 for size in view.shape)
-            and all(stride >= 0 for stride in view.strides)
-            and view.offset >= 0,
+            and all(1 <= size <= MOST_BYTES for size in view.shape)
+            and all(0 <= number <= MOST_BYTES for number in (*view.strides, view.offset)),
             f"{where}: shape {view.shape}, strides {view.strides}, offset {view.offset}, expected "
-            "as many strides as axes, sizes of at least 1, and nothing below 0",
+            f"as many strides as axes, sizes from 1 and strides from 0 to {MOST_BYTES}",
         )
         require(
             view.shape[0] % file.num_blocks == 0,

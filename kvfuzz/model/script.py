@@ -45,6 +45,7 @@ SEVERAL = ("decode", "read")
 
 STATEFUL_OP = "stateful_cache"
 MOST_ACTIONS = 200
+MOST_HOST_BLOCKS = 1 << 16
 
 
 class Action(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -121,6 +122,9 @@ def check(script: Script) -> None:
         and all(DTYPES[each].is_fp8 or each == script.model_dtype for each in dtypes),
         f"model_dtype={script.model_dtype!r} with caches of {sorted(dtypes)}",
     )
-    _require(script.host_blocks >= 1, f"host_blocks={script.host_blocks}, expected at least 1")
+    _require(
+        1 <= script.host_blocks <= MOST_HOST_BLOCKS,
+        f"host_blocks={script.host_blocks}, expected 1 to {MOST_HOST_BLOCKS}",
+    )
     for name, bits in (("k_scale", script.k_scale), ("v_scale", script.v_scale)):
         _require(0 < bits < 0x7F800000, f"{name}=0x{bits:08x}, expected a positive fp32")

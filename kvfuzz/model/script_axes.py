@@ -26,6 +26,8 @@ KINDS: Levels = (
     "full+sliding+mamba",
 )
 SOME: Levels = ("none", "some")
+SEVERAL_COPIES = 3
+"""Blocks that one step copies, from which on they are several."""
 
 OF_PLANS: dict[str, Levels] = {
     "placement": ("separate", "packed", "one_buffer"),
@@ -72,7 +74,18 @@ def _happens(rule: str) -> Callable[[ScriptCase], str]:
 
 
 def _copies(case: ScriptCase) -> str:
-    return "some" if any(step.op == "copy_blocks" for step in case.steps) else "none"
+    """Whether a step copies blocks, and many of them at once."""
+    pairs = [
+        len(case.integers(step, "block_mapping")) // 2
+        for step in case.steps
+        if step.op == "copy_blocks"
+    ]
+    return copies_level(max(pairs, default=0))
+
+
+def copies_level(pairs: int) -> str:
+    """The level of a script of which no step copies more than so many blocks."""
+    return "none" if not pairs else "some" if pairs < SEVERAL_COPIES else "several"
 
 
 def _batches(case: ScriptCase) -> str:
@@ -92,7 +105,7 @@ SCRIPT_AXES: tuple[Axis, ...] = (
     Axis("written_in", MODEL_DTYPES, lambda case: case.script.model_dtype),
     Axis("scaled_by", SCALED, _scaled_by),
     Axis("forks", SOME, _happens("fork")),
-    Axis("copies", SOME, _copies),
+    Axis("copies", ("none", "some", "several"), _copies),
     Axis("rollbacks", SOME, _happens("rollback")),
     Axis("swaps", SOME, _happens("swap_out")),
     Axis("zeros", SOME, _happens("zero")),

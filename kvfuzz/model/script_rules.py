@@ -17,6 +17,7 @@ SCRIPT_RULES: tuple[Rule, ...] = (
     Rule(("stored_in", "scaled_by"), lambda s, by: DTYPES[s].is_fp8 == (by != "none")),
     # A block is copied where a second sequence holds it.
     Rule(("forks", "copies"), lambda forks, copies: copies == "none" or forks == "some"),
+    Rule(("copies", "batches"), lambda copies, batches: copies != "several" or batches == "some"),
     # A script has many steps, each of which compares the whole cache.
     Rule(
         ("layers", "tokens", "heads", "stored_in"),

@@ -3,18 +3,23 @@
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from kvfuzz.engine.worker.execute import one_line
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.layer_view import LayerView
-from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.plan_case import Made, PlanCase
 from kvfuzz.model.plan_edits import is_planned, with_num_blocks
-from kvfuzz.model.proof import Claim, Proof, TensorsFile
+from kvfuzz.model.proof import Claim, Proof, TensorsFile, Witness
+from kvfuzz.oracles.overlap import Counts
 from kvfuzz.oracles.pieces import Affine, NotAffineError
+from kvfuzz.oracles.plan_run import PlanRun
+from kvfuzz.oracles.plan_table import PLAN_PROPERTIES
 from kvfuzz.oracles.prove import Layers, claims, layers_of
 
-COUNTS = (3, 4, 7)
-"""Block counts that a builder is asked for: more than the two that count K and V."""
+COUNTS = (3, 4, 7, 101)
+"""Block counts that a builder is asked for: more than the two that count K and V, and many."""
 
 
 def prove(target: PlanAdapter, case: PlanCase, *, every_count: bool = True) -> Proof:
@@ -24,18 +29,24 @@ def prove(target: PlanAdapter, case: PlanCase, *, every_count: bool = True) -> P
     else, or without `every_count`, about the plan's own.
     """
     started = time.perf_counter()
-    counts: tuple[int, ...] = (
-        COUNTS if every_count and is_planned(case.plan) else (case.plan.num_blocks,)
-    )
+    own = (case.plan.num_blocks,)
+    counts: Counts = COUNTS if every_count and is_planned(case.plan) else own
     try:
-        found, counts = _claims(target, case, counts)
+        try:
+            found = _claims(target, case, counts)
+        except NotAffineError:
+            if counts == own:
+                raise
+            counts = own
+            found = _claims(target, case, counts)
     except NotCheckedError:
         raise
     except NotAffineError as error:
         return Proof(undecided=str(error))
     except Exception as error:
-        refused = "refused" if isinstance(error, target.refusals) else "raised"
-        return Proof(undecided=f"the target {refused}: {one_line(error)}")
+        if not isinstance(error, target.refusals):
+            raise
+        return Proof(undecided=f"the target refused: {one_line(error)}")
     broken = next((each for each in found if each.outcome == "refuted"), None)
     counterexample = None
     if broken is not None and broken.witness is not None:
@@ -44,23 +55,51 @@ def prove(target: PlanAdapter, case: PlanCase, *, every_count: bool = True) -> P
     return Proof(found, len(counts) > 1, "", counterexample, seconds)
 
 
-def _claims(
-    target: PlanAdapter, case: PlanCase, counts: tuple[int, ...]
-) -> tuple[tuple[Claim, ...], tuple[int, ...]]:
-    """The claims, and the counts that they rest on: one, where views are not affine in it."""
-    try:
-        return _claims_at(target, case, counts), counts
-    except NotAffineError:
-        if len(counts) == 1:
-            raise
-        own = (case.plan.num_blocks,)
-        return _claims_at(target, case, own), own
-
-
-def _claims_at(target: PlanAdapter, case: PlanCase, counts: Sequence[int]) -> tuple[Claim, ...]:
+def _claims(target: PlanAdapter, case: PlanCase, counts: Counts) -> tuple[Claim, ...]:
+    """Every claim, in the order of the properties; the first alone where nothing else means
+    anything."""
     cases = [with_num_blocks(case, count) for count in counts]
-    made = [_in_order(target.call(each).views) for each in cases]
-    return claims(layers_of(cases[0].plan, counts), made, counts)
+    runs = [_run(target, each) for each in cases]
+    for name in ("crash", "shape"):
+        if (missing := _at_each(name, runs)).outcome == "refuted":
+            return (missing,)
+    made = [_in_order(run.made.views) for run in runs]
+    shape, *looked_up = [_at_each(name, runs) for name in ("shape", "sharing", "oracle")]
+    try:
+        bounds, *owned = claims(layers_of(cases[0].plan, counts), made, counts)
+    except NotAffineError:
+        if not any(each.outcome == "refuted" for each in looked_up):
+            raise
+        return (shape, *looked_up)
+    return (bounds, shape, *owned, *looked_up)
+
+
+def _run(target: PlanAdapter, case: PlanCase) -> PlanRun:
+    """What the target makes of a case. Raises its declared refusals, and NotCheckedError."""
+    try:
+        return PlanRun(case, target.call(case))
+    except NotCheckedError:
+        raise
+    except Exception as error:
+        if isinstance(error, target.refusals):
+            raise
+        return PlanRun(case, Made(), error=one_line(error))
+
+
+def _at_each(name: str, runs: Sequence[PlanRun]) -> Claim:
+    """What a property that counts no bytes says of the views at every count that was asked for.
+
+    They are affine in the count, and so are the formulas that they equal.
+    """
+    (judge,) = [each.judge for each in PLAN_PROPERTIES["cache_views"] if each.name == name]
+    for run in runs:
+        found = judge(run)
+        if found is not None:
+            blocks = run.case.plan.num_blocks
+            byte = found.place.byte if found.place else 0
+            said = f"with {blocks} blocks, {found.message}"
+            return Claim(name, "refuted", said, Witness(blocks, byte, 0, 0))
+    return Claim(name, "proved")
 
 
 def _in_order(views: Sequence[LayerView]) -> list[LayerView]:
@@ -78,4 +117,18 @@ def prove_tensors(file: TensorsFile) -> Proof:
         found = claims(over, [file.views], (file.num_blocks,))
     except NotAffineError as error:
         return Proof(undecided=str(error))
-    return Proof(found, seconds=time.perf_counter() - started)
+    shared = _shared(file)
+    return Proof((*found, *shared), seconds=time.perf_counter() - started)
+
+
+def _shared(file: TensorsFile) -> list[Claim]:
+    """Whether layers that share a cache have the views of those that own it."""
+    views: dict[str, set[LayerView]] = {}
+    for view in file.views:
+        same = msgspec.structs.replace(view.addresses(), layer="")
+        views.setdefault(view.layer, set()).add(same)
+    for layer, owner in file.shares.items():
+        if views[layer] != views[owner]:
+            said = f"the views of {layer} are not those of {owner}, whose cache it shares"
+            return [Claim("sharing", "refuted", said, Witness(file.num_blocks, 0, 0, 0))]
+    return [Claim("sharing", "proved")] if file.shares else []
