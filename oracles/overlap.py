@@ -58,7 +58,7 @@ def _apart(one: Piece, other: Piece, counts: Counts) -> bool:
 
 
 def is_before(last: Affine, first: Affine, counts: Counts) -> bool:
-    """Whether `last` is below `first`, for every number of blocks or for `fixed`."""
+    """Whether `last` is below `first`, for every number of blocks or for the only one."""
     room = first.plus(last, -1).plus(Affine(-1))
     return room.at(counts[0]) >= 0 if len(counts) == 1 else room.is_never_negative
 

@@ -241,9 +241,9 @@ def test_a_model_with_two_backends_is_refuted_on_0_24_0(builder):
     judge = builder(V2, "0.24.0")
     proof = prove(judge.target, _nemotron_parse())
     assert not proof.undecided
-    assert [claim.property for claim in proof.refuted] == ["aliasing"]
-    assert proof.refuted[0].witness.num_blocks == 2
-    assert proof.counterexample.plan.num_blocks == 2
+    assert [claim.property for claim in proof.refuted] == ["aliasing", "oracle"]
+    assert proof.refuted[0].witness.num_blocks == 3
+    assert proof.counterexample.plan.num_blocks == 3
     assert "aliasing" in _names(judge.verdict(proof.counterexample))
 
 
@@ -251,12 +251,15 @@ def test_a_model_with_two_backends_is_refuted_on_0_24_0(builder):
 def test_a_model_with_two_backends_is_proved_on_0_25_0(builder, target):
     proof = prove(builder(target, "0.25.0").target, _nemotron_parse())
     assert (proof.undecided, proof.every_count, proof.refuted) == ("", True, ())
-    assert {claim.property for claim in proof.claims} == {
+    assert [claim.property for claim in proof.claims] == [
         "bounds",
+        "shape",
         "aliasing",
         "disjoint",
         "page_bytes",
-    }
+        "sharing",
+        "oracle",
+    ]
 
 
 @pytest.mark.parametrize("layout", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])

@@ -51,7 +51,7 @@ REFUSED = [
         lambda: _with_layer(1, name="a"),
         "two layers share a name among ['a', 'a', 'd', 'w', 'x']",
     ),
-    ("no blocks", lambda: replace(_usual(), num_blocks=0), "num_blocks=0, expected at least 1"),
+    ("no blocks", lambda: replace(_usual(), num_blocks=0), "num_blocks=0, expected 1 to"),
     (
         "kv_layout",
         lambda: replace(_usual(), kv_layout="LBCNH"),

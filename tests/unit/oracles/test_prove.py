@@ -223,11 +223,11 @@ def test_what_is_seen_to_lie_apart_does():
         beside = _beside(one, other)
         told["beside"] += beside
         everywhere = [_shared(one, other, "", blocks) for blocks in range(1, 8)]
-        if beside or _apart(one, other, 0):
+        if beside or _apart(one, other, COUNTS):
             told["apart"] += 1
             assert not any(everywhere), (one, other)
         for blocks in FEW:
-            if _apart(one, other, blocks):
+            if _apart(one, other, (blocks,)):
                 told["apart at one count"] += 1
                 assert not everywhere[blocks - 1], (one, other, blocks)
     assert told["beside"] > 80
@@ -241,7 +241,7 @@ def test_a_shared_byte_is_found_where_counting_finds_one(want):
     for one, other in _pairs(6, 300):
         for blocks in FEW:
             naive = _shared(one, other, want, blocks)
-            found = shared_byte(Bytes(one, other, want), blocks)
+            found = shared_byte(Bytes(one, other, want), (blocks,))
             told[found is None] += 1
             assert (found is None) == (not naive), (one, other, blocks)
             if found is not None:
@@ -254,7 +254,7 @@ def test_a_shared_byte_is_found_where_counting_finds_one(want):
 def test_what_is_proved_for_every_count_holds_at_each_and_a_witness_is_a_byte_of_both(want):
     told = Counter()
     for one, other in _pairs(7, 600):
-        found = shared_byte(Bytes(one, other, want), 0)
+        found = shared_byte(Bytes(one, other, want), COUNTS)
         told[found is None] += 1
         if found is None:
             assert not any(_shared(one, other, want, blocks) for blocks in range(1, 9)), (
@@ -264,8 +264,9 @@ def test_what_is_proved_for_every_count_holds_at_each_and_a_witness_is_a_byte_of
             continue
         naive = _shared(one, other, want, found.num_blocks)
         assert (found.byte, found.block, found.other) in naive, (one, other, found)
-        # A witness has as few blocks as any.
-        assert not any(_shared(one, other, want, n) for n in range(1, min(found.num_blocks, 6)))
+        # A witness has a count that the builder was asked for, where there is one.
+        asked = [blocks for blocks in COUNTS if _shared(one, other, want, blocks)]
+        assert found.num_blocks in asked or not asked, (one, other, found)
     assert min(told.values()) > 30
 
 
@@ -273,10 +274,11 @@ def test_a_byte_that_is_two_elements_of_a_piece_is_found_where_counting_finds_on
     rng, told = random.Random(8), Counter()
     for _ in range(150):
         piece = _piece(rng)
-        for blocks in (0, *FEW):
-            found = repeated_byte(piece, blocks)
+        for counts in (COUNTS, *((blocks,) for blocks in FEW)):
+            found = repeated_byte(piece, counts)
             told[found is None] += 1
-            counted = bytes_of_piece(piece, found.num_blocks if found and not blocks else blocks)
+            blocks = found.num_blocks if found else counts[-1]
+            counted = bytes_of_piece(piece, blocks)
             owners: dict[int, Counter] = {}
             for (byte, block), count in counted.items():
                 owners.setdefault(byte, Counter())[block] += count
@@ -309,7 +311,7 @@ def test_every_claim_about_raw_views_is_what_counting_says():
         groups = {"a": 0, "b": rng.randint(0, 1), "c": 1}
         views = [view for name in groups for view in _layer_views(rng, name, blocks)]
         nbytes = rng.choice((100, 150, 250))
-        said = claims(Layers(groups, {"kv": Affine(nbytes)}), [views], [blocks])
+        said = claims(Layers(groups, {"kv": Affine(nbytes)}), [views], (blocks,))
         outcome = {claim.property: claim.outcome for claim in said}
         assert [*outcome] == ["bounds", "aliasing", "disjoint"]
         owned = {
@@ -342,14 +344,14 @@ def test_every_claim_about_raw_views_is_what_counting_says():
     assert min(told.values()) > 15
 
 
-def test_bounds_are_refuted_by_the_first_count_that_leaves_the_allocation():
+def test_bounds_are_refuted_by_a_count_that_was_asked_for_or_else_by_the_first_that_does_not_fit():
     view = [LayerView("a", "k", "kv", "bf16", (n, 4), (8, 2), 40) for n in COUNTS]
     over = Layers({"a": 0}, {"kv": Affine(0, 16)})
     found = claims(over, [[each] for each in view], COUNTS)[0]
     assert (found.property, found.outcome) == ("bounds", "refuted")
     # 40 + 8 B bytes are reached, and 16 B are there: enough from B = 5 on.
-    assert found.witness.num_blocks == 1
-    assert claims(over, [[LayerView("a", "k", "kv", "bf16", (5, 4), (8, 2), 40)]], [5])[
+    assert found.witness.num_blocks == 3
+    assert claims(over, [[LayerView("a", "k", "kv", "bf16", (5, 4), (8, 2), 40)]], (5,))[
         0
     ].outcome == ("proved")
     late = Layers({"a": 0}, {"kv": Affine(72, 7)})

@@ -147,7 +147,7 @@ def test_no_plan_is_costly(many):
 SHRINKING = settings(
     database=None,
     deadline=None,
-    max_examples=500,
+    max_examples=2000,
     derandomize=True,
     phases=(Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),
