@@ -19,6 +19,9 @@ Search = Steps[PlanCase]
 Groups = list[list[CacheLayer]]
 Replan = Callable[[Groups, int], CachePlan]
 
+PLAIN_DTYPE = "bf16"
+"""Of pages and states: what is stored is what was computed."""
+
 PLAIN_SIZES: tuple[dict[str, int], ...] = (
     {"num_kv_heads": 1},
     {"num_kv_heads": 2},
@@ -128,30 +131,48 @@ def _fewer_blocks(case: PlanCase) -> Search:
 
 
 def _plainer(case: PlanCase) -> Iterator[PlanCase | None]:
-    """Smaller pages: the same change to every attention layer, states made to fit again."""
+    """Smaller pages, then plainer elements: the same for every attention layer, or every state."""
     layers = [layer for layer in case.plan.layers if layer.is_attention]
     for sizes in PLAIN_SIZES:
         if all(getattr(layer, name) > value for layer in layers for name, value in sizes.items()):
-            yield _changed(case, sizes)
+            yield _changed(case, **sizes)
     if any(layer.ratio > 1 for layer in layers):
         groups = [[_whole(layer) for layer in group] for group in groups_of(case.plan)]
         yield _with(case, groups, case.plan.num_blocks)
+    if any(layer.cache_dtype != PLAIN_DTYPE for layer in layers):
+        yield _changed(case, cache_dtype=PLAIN_DTYPE)
+    if any(_plain_state(layer) != layer for layer in case.plan.layers):
+        groups = [[_plain_state(layer) for layer in group] for group in groups_of(case.plan)]
+        yield _with(case, groups, case.plan.num_blocks)
+
+
+def _plain_state(layer: CacheLayer) -> CacheLayer:
+    """A layer of states with one of them, of as many bytes as all had; others as they are."""
+    size = itemsize(PLAIN_DTYPE)
+    if layer.is_attention or layer.page_bytes % size:
+        return layer
+    return msgspec.structs.replace(
+        layer, states=(State(PLAIN_DTYPE, (1, layer.page_bytes // size)),)
+    )
 
 
 def _whole(layer: CacheLayer) -> CacheLayer:
     return msgspec.structs.replace(layer, kernel_block_size=layer.block_size)
 
 
-def _changed(case: PlanCase, sizes: dict[str, int]) -> PlanCase | None:
+def _changed(case: PlanCase, **changes: int | str) -> PlanCase | None:
+    """`case` with the same changes to every attention layer, and states made to fit again."""
+
     def changed(layer: CacheLayer) -> CacheLayer:
         if not layer.is_attention:
             return layer
-        new = dict(sizes)
-        if "head_size" in new and layer.head_size_v:
-            new["head_size_v"] = new["head_size"] + layer.head_size_v - layer.head_size
-        if "kernel_block_size" in new:
-            new["block_size"] = new["kernel_block_size"] * layer.ratio
-        smaller = msgspec.structs.replace(layer, **new)
+        smaller = msgspec.structs.replace(layer, **changes)
+        if "head_size" in changes and layer.head_size_v:
+            size_v = smaller.head_size + layer.head_size_v - layer.head_size
+            smaller = msgspec.structs.replace(smaller, head_size_v=size_v)
+        if "kernel_block_size" in changes:
+            tokens = smaller.kernel_block_size * layer.ratio
+            smaller = msgspec.structs.replace(smaller, block_size=tokens)
         extra = max(0, layer.page_padded - layer.page_bytes)
         padded = smaller.page_bytes + extra if layer.page_padded else 0
         return msgspec.structs.replace(smaller, page_padded=padded)

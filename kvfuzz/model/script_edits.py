@@ -11,6 +11,7 @@ import msgspec
 from kvfuzz.errors import UsageError
 from kvfuzz.model import plan_edits
 from kvfuzz.model.cache_plan import CachePlan
+from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.manager import BlockManager
 from kvfuzz.model.plan_case import PlanCase
@@ -27,6 +28,7 @@ def simplifications(case: ScriptCase) -> Search:
     while case not in seen:
         seen.append(case)
         case = yield from _fewer_actions(case)
+        case = yield from first_of(case, _without_forks(case))
         case = yield from _fewer_names(case)
         case = yield from _fewer_tokens(case)
         case = yield from _plainer_plan(case)
@@ -63,6 +65,22 @@ def _with_actions(case: ScriptCase, actions: Sequence[Action]) -> ScriptCase | N
 
 def _fewer_actions(case: ScriptCase) -> Search:
     return (yield from fewest(case, case.script.actions, lambda kept: _with_actions(case, kept), 1))
+
+
+def _without_forks(case: ScriptCase) -> Iterator[ScriptCase | None]:
+    """The script without one of its forks: what the second sequence does, the first one does."""
+    actions = case.script.actions
+    for at, action in enumerate(actions):
+        if action.rule == "fork":
+            parent, child = action.sequences
+            later = [_renamed(each, child, parent) for each in actions[at + 1 :]]
+            yield _with_actions(case, (*actions[:at], *later))
+
+
+def _renamed(action: Action, old: str, new: str) -> Action:
+    """An action of `new` instead of `old`, once."""
+    names = dict.fromkeys(new if name == old else name for name in action.sequences)
+    return msgspec.structs.replace(action, sequences=tuple(names))
 
 
 def _fewer_names(case: ScriptCase) -> Search:
@@ -113,8 +131,12 @@ def _plainer_plan(case: ScriptCase) -> Search:
 
 
 def _on(case: ScriptCase, plan: CachePlan) -> ScriptCase | None:
+    """`case` on another plan; what is written is of the dtype of its pages, fp8 apart."""
     kept = possible(plan, case.script.host_blocks, case.script.actions)
-    return _with(case, plan=plan, actions=kept) if kept else None
+    dtypes = {layer.cache_dtype for layer in plan.owners if layer.is_attention}
+    wide = [each for each in dtypes if not DTYPES[each].is_fp8]
+    written_in = wide[0] if wide else case.script.model_dtype
+    return _with(case, plan=plan, actions=kept, model_dtype=written_in) if kept else None
 
 
 def _fewer_blocks(case: ScriptCase) -> Search:
@@ -135,6 +157,8 @@ def _on_blocks(case: ScriptCase, count: int) -> ScriptCase | None:
 
 def _plainer_numbers(case: ScriptCase) -> Iterator[ScriptCase | None]:
     script: Script = case.script
+    if script.model_dtype != plan_edits.PLAIN_DTYPE:
+        yield _with(case, model_dtype=plan_edits.PLAIN_DTYPE)
     if (script.k_scale, script.v_scale) != (FP32_ONE, FP32_ONE):
         yield _with(case, k_scale=FP32_ONE, v_scale=FP32_ONE)
     for seed in (0, 1):

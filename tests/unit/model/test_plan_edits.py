@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from kvfuzz.model.cache_plan import KV_LAYOUTS
 from kvfuzz.model.plan_case import PLAN_OPS, PlanCase, check
 from kvfuzz.model.plan_edits import is_planned, simplifications, with_num_blocks
-from kvfuzz.model.planning import one_buffer, separate
+from kvfuzz.model.planning import one_buffer, packed, separate
 
 
 def _driven(case, will_do):
@@ -38,6 +38,24 @@ def test_a_plan_of_which_nothing_matters_is_one_layer_of_one_block(op):
         small, _ = _driven(case, lambda _: True)
         assert (len(small.plan.layers), small.plan.num_blocks) == (1, 1), small
         assert len(small.block_ids) == (op == "expand_block_table")
+        (layer,) = small.plan.layers
+        assert layer.cache_dtype in ("", "bf16")
+        assert [state.dtype for state in layer.states] in ([], ["bf16"])
+
+
+@pytest.mark.parametrize(
+    ("matters", "kept"),
+    [
+        (lambda layer: layer.cache_dtype == "e4m3fn", "a"),
+        (lambda layer: len(layer.states) > 1, "s"),
+    ],
+)
+def test_the_dtype_or_the_states_that_matter_are_kept(matters, kept):
+    fp8 = attention("a", cache_dtype="e4m3fn", head_size=16, head_size_v=16)
+    case = PlanCase("cache_views", packed([[fp8, attention("b")], [state("s")]], 2))
+    small, _ = _driven(case, lambda case: any(map(matters, case.plan.layers)))
+    assert [layer.name for layer in small.plan.layers] == [kept]
+    assert matters(small.plan.layers[0])
 
 
 def test_the_case_itself_is_never_tried_as_a_simpler_one():
