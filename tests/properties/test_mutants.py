@@ -1,6 +1,6 @@
 """Each mutant of a kernel is caught by the property that its entry names, or says why it survives.
 
-Those of ops on a cache plan are in test_plan_views.py.
+Those of ops on a cache plan are in test_plan_views.py, those of ops on pages in test_scripts.py.
 """
 
 import pytest
@@ -8,9 +8,9 @@ import pytest
 from kvfuzz.engine.explore import Deadline, Exploration, Trial
 from kvfuzz.engine.findings import size_of
 from kvfuzz.kernels.mutants.patches import mutants
-from kvfuzz.kernels.own import FUNCTIONS
+from kvfuzz.model.scene import OPS
 
-OF_KERNELS = [mutant for mutant in mutants() if mutant.patches in FUNCTIONS]
+OF_KERNELS = [mutant for mutant in mutants() if mutant.patches in OPS]
 CATCHABLE = [mutant for mutant in OF_KERNELS if not mutant.survives]
 SURVIVORS = [mutant for mutant in OF_KERNELS if mutant.survives]
 MOST_CASES = 400

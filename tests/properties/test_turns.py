@@ -10,11 +10,14 @@ from kvfuzz.engine.worker.judge import Patience
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import Sequence
+from kvfuzz.model.scene import OPS
 from kvfuzz.model.verdict import WAITING, PropertyResult, Verdict, Violation
 from kvfuzz.oracles.table import PROPERTIES, TURNS, by_turn
 from kvfuzz.strategies import drawn_scene, space
 
-TAKING_TURNS = {each.name for each in PROPERTIES if each.takes_turns}
+TAKING_TURNS = {
+    op: {each.name for each in PROPERTIES if each.takes_turns and each.is_about(op)} for op in OPS
+}
 NARROW = {"reach": ("near",), "block_size": ("4",), "head_size": ("16",)}
 
 
@@ -27,13 +30,13 @@ def _outcomes(verdict):
     return {result.name: result.outcome for result in verdict.results}
 
 
-@pytest.mark.parametrize("op", ["gather_cache", "reshape_and_cache"])
+@pytest.mark.parametrize("op", OPS)
 def test_a_case_that_passes_has_a_few_relations_decided_and_everything_else(judge, op):
     judged, turns = judge(f"builtin:{op}"), set()
     for case in _drawn(op, 40):
         asked, whole = judged.verdict(case, in_turn=True), judged.verdict(case)
         waiting = {result.name for result in asked.results if result.reason == WAITING}
-        assert waiting <= TAKING_TURNS
+        assert waiting <= TAKING_TURNS[op]
         assert WAITING not in [result.reason for result in whole.results]
         for one, other in zip(asked.results, whole.results, strict=True):
             assert one == other or one.name in waiting
@@ -41,20 +44,21 @@ def test_a_case_that_passes_has_a_few_relations_decided_and_everything_else(judg
             {
                 name
                 for name, outcome in _outcomes(verdict).items()
-                if name in TAKING_TURNS and outcome != "not_checked"
+                if name in TAKING_TURNS[op] and outcome != "not_checked"
             }
             for verdict in (asked, whole)
         )
         assert len(decided) == min(TURNS, len(possible))
         turns |= decided
-    assert turns == TAKING_TURNS
+    assert turns == TAKING_TURNS[op]
 
 
-def test_each_relation_comes_first_about_as_often_as_the_others():
-    cases = _drawn("gather_cache", 700)
+@pytest.mark.parametrize("op", OPS)
+def test_each_relation_comes_first_about_as_often_as_the_others(op):
+    cases = _drawn(op, 700)
     first = [by_turn(case)[0].name for case in cases]
-    assert set(first) == TAKING_TURNS
-    assert min(map(first.count, TAKING_TURNS)) > 700 / len(TAKING_TURNS) / 2
+    assert set(first) == TAKING_TURNS[op]
+    assert min(map(first.count, TAKING_TURNS[op])) > 700 / len(TAKING_TURNS[op]) / 2
 
 
 def test_a_case_that_fails_is_asked_everything(judge, gather_scene):
