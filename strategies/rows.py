@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.axes import AXIS, Domain, axes_of
+from kvfuzz.model.axes import Domain, axes_of
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.plan_rules import PLAN_RULES
@@ -104,9 +104,9 @@ class Space:
         self._options: dict[tuple[int, ...], tuple[tuple[int, ...], list[int]]] = {}
         if not self.possible(()):
             narrowed = ", ".join(
-                f"{axis}={'|'.join(levels)}"
-                for axis, levels in zip(self.axes, self.levels, strict=True)
-                if len(levels) < len(AXIS[axis].levels_for(op))
+                f"{axis.name}={'|'.join(levels)}"
+                for axis, levels in zip(axes, self.levels, strict=True)
+                if len(levels) < len(axis.levels_for(op))
             )
             raise UsageError(f"nothing to draw: no case shows {narrowed} at once ({domain.source})")
 
