@@ -103,54 +103,48 @@ class Worker:
 
         Raises the KvfuzzError that the worker met, and InfrastructureError where it was lost.
         """
-        arguments = (self._config, msgspec.msgpack.encode(case), every_count)
-        return msgspec.msgpack.decode(self._asked(prove, arguments), type=Proof)
+        return self._proof(prove, self._config, msgspec.msgpack.encode(case), every_count)
 
     def prove_tensors(self, file: TensorsFile) -> Proof:
         """What is proved of views that an engine printed. Raises as `prove` does."""
-        arguments = (msgspec.msgpack.encode(file),)
-        return msgspec.msgpack.decode(self._asked(prove_tensors, arguments), type=Proof)
+        return self._proof(prove_tensors, msgspec.msgpack.encode(file))
 
-    def _asked(self, question: Callable[..., bytes], arguments: tuple[object, ...]) -> bytes:
+    def _proof(self, question: Callable[..., bytes], *arguments: object) -> Proof:
+        try:
+            return msgspec.msgpack.decode(self._asked("a proof", question, *arguments), type=Proof)
+        except (ProcessExpired, FutureTimeout) as error:
+            how = cause(error) if isinstance(error, ProcessExpired) else "gave no answer in time"
+            raise InfrastructureError(f"the worker {how} while proving a plan") from None
+
+    def check(self, case: AnyCase, *, in_turn: bool = False, explain: bool = False) -> Verdict:
+        """The verdict on `case` as in `Judge.verdict`, the worker's death or silence included."""
+        packed = msgspec.msgpack.encode(case)
+        arguments = (self._config, packed, in_turn, explain, self._timeout)
+        try:
+            return msgspec.msgpack.decode(self._asked("a case", check, *arguments), type=Verdict)
+        except ProcessExpired as death:
+            return _fatal(f"the target {cause(death)}")
+        except FutureTimeout:
+            return _fatal(f"the target hung: no end after {self._timeout:g} s (--case-timeout)")
+
+    def _asked(self, about: str, question: Callable[..., bytes], *arguments: object) -> bytes:
+        """The worker's answer. Raises ProcessExpired or FutureTimeout where the worker is lost."""
         if not self._started:
             self.describe()
         try:
             task = self._pool.schedule(question, args=arguments, timeout=self._timeout)
             answer: bytes = task.result()
-        except (ProcessExpired, FutureTimeout) as error:
+        except (ProcessExpired, FutureTimeout):
             self._started = False
-            how = cause(error) if isinstance(error, ProcessExpired) else "gave no answer in time"
-            raise InfrastructureError(f"the worker {how} while proving a plan") from None
-        except (KvfuzzError, KeyboardInterrupt):
             raise
-        except BaseException as error:
-            raise InfrastructureError(
-                f"kvfuzz itself failed on a proof: {type(error).__name__}: {error}"
-            ) from error
-        return answer
-
-    def check(self, case: AnyCase, *, in_turn: bool = False, explain: bool = False) -> Verdict:
-        """The verdict on `case` as in `Judge.verdict`, the worker's death or silence included."""
-        if not self._started:
-            self.describe()
-        packed = msgspec.msgpack.encode(case)
-        arguments = (self._config, packed, in_turn, explain, self._timeout)
-        try:
-            task = self._pool.schedule(check, args=arguments, timeout=self._timeout)
-            return msgspec.msgpack.decode(task.result(), type=Verdict)
-        except ProcessExpired as death:
-            self._started = False
-            return _fatal(f"the target {cause(death)}")
-        except FutureTimeout:
-            self._started = False
-            return _fatal(f"the target hung: no end after {self._timeout:g} s (--case-timeout)")
         except (KvfuzzError, KeyboardInterrupt):
             raise
         except BaseException as error:
             # The worker judges the target's exceptions itself, so this one is kvfuzz's own.
             raise InfrastructureError(
-                f"kvfuzz itself failed on a case: {type(error).__name__}: {error}"
+                f"kvfuzz itself failed on {about}: {type(error).__name__}: {error}"
             ) from error
+        return answer
 
 
 def cause(death: ProcessExpired) -> str:
