@@ -42,18 +42,23 @@ class PlanJudge:
         return Verdict(tuple(_results(run)), digest=digest)
 
     def run(self, case: PlanCase) -> PlanRun:
-        """What the target makes of `case`.
+        """What the target makes of `case`. Raises as `run_of` does."""
+        return run_of(self.target, case)
 
-        Raises NotCheckedError where it needs something that is not there.
-        """
-        try:
-            return PlanRun(case, self.target.call(case))
-        except NotCheckedError:
-            raise
-        except Exception as error:
-            if isinstance(error, self.target.refusals):
-                return PlanRun(case, Made(), refused=one_line(error))
-            return PlanRun(case, Made(), error=one_line(error))
+
+def run_of(target: PlanAdapter, case: PlanCase) -> PlanRun:
+    """What `target` makes of `case`, a refusal or another exception included.
+
+    Raises NotCheckedError where it needs something that is not there.
+    """
+    try:
+        return PlanRun(case, target.call(case))
+    except NotCheckedError:
+        raise
+    except target.refusals as error:
+        return PlanRun(case, Made(), refused=one_line(error))
+    except Exception as error:
+        return PlanRun(case, Made(), error=one_line(error))
 
 
 def _results(run: PlanRun) -> list[PropertyResult]:

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvfuzz.engine.worker.execute import one_line
-from kvfuzz.errors import NotCheckedError
+from kvfuzz.engine.worker.plan_judge import run_of
 from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.layer_view import LayerView
-from kvfuzz.model.plan_case import Made, PlanCase
+from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.plan_edits import is_planned, with_num_blocks
 from kvfuzz.model.proof import Claim, Proof, TensorsFile, Witness
 from kvfuzz.oracles.overlap import Counts
@@ -39,14 +38,10 @@ def prove(target: PlanAdapter, case: PlanCase, *, every_count: bool = True) -> P
                 raise
             counts = own
             found = _claims(target, case, counts)
-    except NotCheckedError:
-        raise
     except NotAffineError as error:
         return Proof(undecided=str(error))
-    except Exception as error:
-        if not isinstance(error, target.refusals):
-            raise
-        return Proof(undecided=f"the target refused: {one_line(error)}")
+    except RefusedError as error:
+        return Proof(undecided=f"the target refused: {error}")
     broken = next((each for each in found if each.outcome == "refuted"), None)
     counterexample = None
     if broken is not None and broken.witness is not None:
@@ -55,35 +50,31 @@ def prove(target: PlanAdapter, case: PlanCase, *, every_count: bool = True) -> P
     return Proof(found, len(counts) > 1, "", counterexample, seconds)
 
 
+class RefusedError(Exception):
+    """The target declared that it takes no such plan."""
+
+
 def _claims(target: PlanAdapter, case: PlanCase, counts: Counts) -> tuple[Claim, ...]:
     """Every claim, in the order of the properties; the first alone where nothing else means
     anything."""
-    cases = [with_num_blocks(case, count) for count in counts]
-    runs = [_run(target, each) for each in cases]
-    for name in ("crash", "shape"):
-        if (missing := _at_each(name, runs)).outcome == "refuted":
-            return (missing,)
+    runs = [run_of(target, with_num_blocks(case, count)) for count in counts]
+    if refused := next((run.refused for run in runs if run.refused), ""):
+        raise RefusedError(refused)
+    crash = _at_each("crash", runs)
+    if crash.outcome == "refuted":
+        return (crash,)
+    shape = _at_each("shape", runs)
+    if shape.outcome == "refuted":
+        return (shape,)
     made = [_in_order(run.made.views) for run in runs]
-    shape, *looked_up = [_at_each(name, runs) for name in ("shape", "sharing", "oracle")]
+    looked_up = [_at_each(name, runs) for name in ("sharing", "oracle")]
     try:
-        bounds, *owned = claims(layers_of(cases[0].plan, counts), made, counts)
+        bounds, *owned = claims(layers_of(runs[0].case.plan, counts), made, counts)
     except NotAffineError:
         if not any(each.outcome == "refuted" for each in looked_up):
             raise
         return (shape, *looked_up)
     return (bounds, shape, *owned, *looked_up)
-
-
-def _run(target: PlanAdapter, case: PlanCase) -> PlanRun:
-    """What the target makes of a case. Raises its declared refusals, and NotCheckedError."""
-    try:
-        return PlanRun(case, target.call(case))
-    except NotCheckedError:
-        raise
-    except Exception as error:
-        if isinstance(error, target.refusals):
-            raise
-        return PlanRun(case, Made(), error=one_line(error))
 
 
 def _at_each(name: str, runs: Sequence[PlanRun]) -> Claim:
