@@ -12,7 +12,7 @@ import msgspec
 from kvfuzz.model.cache_plan import CacheLayer
 from kvfuzz.model.layer_view import LayerView
 from kvfuzz.model.plan_views import (
-    expected_views,
+    expected,
     is_in_one_piece,
     parts_of,
     preferred_views,
@@ -178,14 +178,16 @@ def oracle(run: PlanRun) -> Violation | None:
     """Every view lies where the formula of its form says, by one storage of its allocation."""
     plan = run.case.plan
     made = {(view.layer, view.part): view.addresses() for view in run.made.views}
+    at = plan.placement_of
     for allocation in plan.allocations:
+        over = [
+            layer
+            for layer in plan.layers
+            if at[layer.shares or layer.name].allocation == allocation.name
+        ]
         wrong = []
         for storage in storages(plan, allocation.name):
-            views = [
-                view.addresses()
-                for view in expected_views(plan, {each.name: storage for each in plan.allocations})
-                if view.allocation == allocation.name
-            ]
+            views = [view.addresses() for layer in over for view in expected(plan, layer, storage)]
             bad = [view for view in views if made[view.layer, view.part] != view]
             if not bad:
                 break

@@ -50,21 +50,22 @@ class PlanRun:
         return runs_of(view, self.case.plan.num_blocks, self.blocks)
 
     @cached_property
+    def _elements(self) -> dict[str, Runs]:
+        """By layer with a cache of its own, the runs of all its views, which may overlap."""
+        return {
+            layer.name: together([self.runs(view) for view in self.views_of[layer.name]])
+            for layer in self.case.plan.owners
+        }
+
+    @cached_property
     def tangled(self) -> set[str]:
         """The layers of which some byte is two elements."""
-        return {
-            layer.name
-            for layer in self.case.plan.owners
-            if overlap(together([self.runs(view) for view in self.views_of[layer.name]]))
-        }
+        return {name for name, runs in self._elements.items() if overlap(runs)}
 
     @cached_property
     def owned(self) -> dict[str, Runs]:
         """By layer with a cache of its own, the bytes of its blocks; its views must not overlap."""
-        return {
-            layer.name: merged(together([self.runs(view) for view in self.views_of[layer.name]]))
-            for layer in self.case.plan.owners
-        }
+        return {name: merged(runs) for name, runs in self._elements.items()}
 
     @cached_property
     def over(self) -> dict[str, list[CacheLayer]]:

@@ -71,7 +71,7 @@ def _sides(
     elif layer.form == "head_slots":
         head, slot = layer.head_size * element, heads * layer.head_size * element
         beside = plan.kv_layout in ("LBNHC", "BLNHC")
-        token, after = (2 * slot, slot) if beside else (slot, _slot_stride(plan, at, half))
+        token, after = (2 * slot, slot) if beside else (slot, _head_stride(plan, at, half))
     else:
         token, head = _page_strides(layer, element)
         after = half
@@ -108,18 +108,16 @@ def _cell_strides(plan: CachePlan, layer: CacheLayer, at: Placement) -> tuple[in
     order = plan.kv_layout or {"nhd": "LBNHC", "hnd": "LBHNC"}[layer.order]
     if order in ("LBNHC", "BLNHC"):
         return layer.num_kv_heads * content, content
-    return content, {
-        "LHBNC": plan.num_blocks * at.block_stride,
-        "BHLNC": len(at.layers) * at.layer_stride,
-    }.get(order, layer.kernel_block_size * content)
+    return content, _head_stride(plan, at, layer.kernel_block_size * content)
 
 
-def _slot_stride(plan: CachePlan, at: Placement, half: int) -> int:
-    """From the slot of K to that of V."""
+def _head_stride(plan: CachePlan, at: Placement, within: int) -> int:
+    """From a head of a page, or a slot, to the next one; `within` bytes where nothing else lies
+    between them."""
     return {
         "LHBNC": plan.num_blocks * at.block_stride,
         "BHLNC": len(at.layers) * at.layer_stride,
-    }.get(plan.kv_layout, half)
+    }.get(plan.kv_layout, within)
 
 
 def _states(plan: CachePlan, layer: CacheLayer, at: Placement, base: int) -> tuple[LayerView, ...]:
@@ -143,22 +141,15 @@ def _states(plan: CachePlan, layer: CacheLayer, at: Placement, base: int) -> tup
     return tuple(views)
 
 
-def expected_views(plan: CachePlan, storage_of: dict[str, str]) -> list[LayerView]:
-    """The views of all layers, with the storage of each allocation."""
+def preferred_views(plan: CachePlan) -> list[LayerView]:
+    """The views of all layers, each allocation with the storage that its backends ask for."""
+    asked_for = {each.name: storages(plan, each.name)[0] for each in plan.allocations}
+    at = plan.placement_of
     return [
         view
         for layer in plan.layers
-        for view in expected(
-            plan, layer, storage_of[plan.placement_of[layer.shares or layer.name].allocation]
-        )
+        for view in expected(plan, layer, asked_for[at[layer.shares or layer.name].allocation])
     ]
-
-
-def preferred_views(plan: CachePlan) -> list[LayerView]:
-    """The views of all layers, each allocation with the storage that its backends ask for."""
-    return expected_views(
-        plan, {each.name: storages(plan, each.name)[0] for each in plan.allocations}
-    )
 
 
 def is_in_one_piece(plan: CachePlan, layer: CacheLayer) -> bool:
