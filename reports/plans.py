@@ -40,7 +40,7 @@ def cache_rows(plan: CachePlan) -> Pairs:
 def _placed(plan: CachePlan) -> str:
     if plan.kv_layout:
         return f"one buffer by {plan.kv_layout}"
-    return "packed" if any(each.packed for each in plan.placements) else "separate allocations"
+    return "packed" if plan.placed == "packed" else "separate allocations"
 
 
 def _listed(names: list[str]) -> str:

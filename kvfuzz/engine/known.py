@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from kvfuzz.model.any_case import AnyCase
-from kvfuzz.model.axes import facts
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.plan_case import PlanCase
@@ -97,8 +96,7 @@ def path_of(case: AnyCase) -> tuple[str, bool]:
     if isinstance(case, ScriptCase):
         return "script", False
     if isinstance(case, PlanCase):
-        shown = facts(case)
-        return shown["placement"], False
+        return case.plan.placed, False
     layer = case.scene.attention
     return code_path(layer.order), DTYPES[layer.cache_dtype].is_fp8
 

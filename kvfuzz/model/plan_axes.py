@@ -10,8 +10,7 @@ from kvfuzz.model.plan_case import PLAN_OPS, PlanCase
 from kvfuzz.model.vocabulary import Levels
 
 PLACEMENTS: Levels = ("separate", "packed", "one_buffer")
-"""separate: an allocation for each slot; packed: slots side by side in each block of one buffer;
-one_buffer: by a KVCacheLayout."""
+"""As `CachePlan.placed` tells them apart."""
 
 KIND_SETS: Levels = (
     "full",
@@ -52,12 +51,6 @@ def _owners(case: PlanCase) -> list[CacheLayer]:
 
 def _attention(case: PlanCase) -> list[CacheLayer]:
     return [layer for layer in case.plan.owners if layer.is_attention]
-
-
-def _placement(case: PlanCase) -> str:
-    if case.plan.kv_layout:
-        return "one_buffer"
-    return "packed" if any(each.packed for each in case.plan.placements) else "separate"
 
 
 def kinds_of(plan: CachePlan) -> str:
@@ -154,7 +147,7 @@ def _drawn(*levels: str) -> dict[str, Levels]:
 
 
 PLAN_AXES: tuple[Axis, ...] = (
-    Axis("placement", PLACEMENTS, _placement),
+    Axis("placement", PLACEMENTS, lambda case: case.plan.placed),
     Axis("kv_layout", ("none", *KV_LAYOUTS), lambda case: case.plan.kv_layout or "none"),
     Axis("kinds", (*KIND_SETS, OTHER), lambda case: kinds_of(case.plan), _drawn(*KIND_SETS)),
     Axis("form", (*PLAN_FORMS, OTHER), _form, _drawn(*PLAN_FORMS)),

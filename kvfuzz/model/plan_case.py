@@ -8,7 +8,7 @@ expand_block_table  the blocks that requests hold in, out the kernel blocks that
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model import cache_plan
+from kvfuzz.model import plan_check
 from kvfuzz.model.cache_plan import CacheLayer, CachePlan
 from kvfuzz.model.layer_view import LayerView, Region
 from kvfuzz.model.plan_views import preferred_views
@@ -61,7 +61,7 @@ def check(case: PlanCase) -> None:
     """Raise UsageError with the first thing that makes `case` impossible to execute or judge."""
     if case.op not in PLAN_OPS:
         raise UsageError(f"op={case.op!r}, expected one of {', '.join(PLAN_OPS)}")
-    cache_plan.check(case.plan)
+    plan_check.check(case.plan)
     check_sizes(case.plan)
     wanted = case.op == "expand_block_table"
     if bool(case.block_ids) != wanted or len(case.block_ids) > MOST_BLOCK_IDS:

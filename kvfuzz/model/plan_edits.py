@@ -34,9 +34,9 @@ PLAIN_SIZES: tuple[dict[str, int], ...] = (
 
 def planner_of(plan: CachePlan) -> Replan:
     """The planning that made `plan`, by how its layers are placed."""
-    if plan.kv_layout:
+    if plan.placed == "one_buffer":
         return lambda groups, blocks: planning.one_buffer(groups, blocks, plan.kv_layout)
-    return planning.packed if any(each.packed for each in plan.placements) else planning.separate
+    return planning.packed if plan.placed == "packed" else planning.separate
 
 
 def groups_of(plan: CachePlan) -> Groups:

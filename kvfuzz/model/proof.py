@@ -5,10 +5,10 @@ from typing import Literal
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.cache_plan import MOST_BYTES
 from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES
 from kvfuzz.model.layer_view import LayerView
 from kvfuzz.model.plan_case import PlanCase
+from kvfuzz.model.plan_check import MOST_BYTES
 
 
 class Witness(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ A write to a block that several sequences hold goes to a copy of it (copy on wri
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model import cache_plan
+from kvfuzz.model import plan_check
 from kvfuzz.model.cache_plan import CachePlan
 from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES
@@ -93,7 +93,7 @@ def _require(condition: bool, what: str) -> None:
 def check(script: Script) -> None:
     """Raise UsageError with the first thing that makes a script impossible, its order apart:
     whether an action can follow the others the block manager says."""
-    cache_plan.check(script.plan)
+    plan_check.check(script.plan)
     _require(
         0 < len(script.actions) <= MOST_ACTIONS,
         f"{len(script.actions)} actions, expected 1 to {MOST_ACTIONS}",

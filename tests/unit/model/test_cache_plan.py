@@ -9,11 +9,10 @@ from msgspec.structs import replace
 from kvfuzz.errors import UsageError
 from kvfuzz.model.cache_plan import (
     KV_LAYOUTS,
-    MOST_BYTES,
     Allocation,
     State,
-    check,
 )
+from kvfuzz.model.plan_check import MOST_BYTES, check
 from kvfuzz.model.planning import BUFFER, one_buffer, packed, separate, slots_of
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model import cache_plan
-from kvfuzz.model.cache_plan import Allocation, CachePlan, Placement
+from kvfuzz.model import plan_check
+from kvfuzz.model.cache_plan import FORMS, Allocation, CachePlan, Placement
 from kvfuzz.model.page_rules import group_layers, kernel_block_size
 from kvfuzz.model.presets import Preset, cache_layers, preset_named, presets
 
@@ -198,12 +198,12 @@ def _plan(layers):
     )
 
 
-@pytest.mark.parametrize("form", cache_plan.FORMS[:4])
+@pytest.mark.parametrize("form", FORMS[:4])
 @pytest.mark.parametrize("key", COMPLETE)
 def test_a_preset_makes_a_plan_that_an_engine_could_mean(key, form):
     preset = preset_named(key)
     layers = cache_layers(preset, form=form, cache_dtype="e4m3fn")
-    cache_plan.check(_plan(layers))
+    plan_check.check(_plan(layers))
     own = {"mla": "latent", "mamba": "states"}
     assert all(layer.form == own.get(layer.kind, form) for layer in layers)
     strides = {layer.page_stride for layer in layers}
