@@ -1,9 +1,9 @@
 """Views as affine pieces, for any number of blocks: what a proof reasons about.
 
-A view builder is asked for its views at three block counts; what it answers is affine in the count,
-`at(B) = constant + slope * B`, fitted on two of the answers and checked on the third. An axis whose
-stride grows with the count (heads outside of blocks) is unrolled, so that of every piece only the
-base may grow:
+A view builder is asked for its views at a few block counts; what it answers is affine in the count,
+`at(B) = constant + slope * B`, fitted on two of the answers and checked on the others. An axis
+whose stride grows with the count (heads outside of blocks) is unrolled, so that of every piece only
+the base may grow:
 
     byte = base(B) + stride * (ratio * block + part) + sum(stride_i * count_i) + offset in the run
 """
@@ -75,7 +75,7 @@ class NotAffineError(Exception):
 
 
 def fitted(values: Sequence[int], counts: Sequence[int], what: str) -> Affine:
-    """The affine function with `values` at three block counts, or at one: then it is constant.
+    """The affine function with `values` at several block counts, or at one: then it is constant.
 
     Raises NotAffineError where there is none.
     """

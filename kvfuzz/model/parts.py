@@ -12,6 +12,7 @@ from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, TieFill
 from kvfuzz.model.layout import Field, Geometry, Term
 from kvfuzz.model.scales import SCALES
+from kvfuzz.model.steps import PAGE_OPS
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -107,17 +108,13 @@ def gather_parts(
     )
 
 
-def page_parts(op: str, name: str, numbers: tuple[int, ...], columns: int) -> Parts:
-    """A step on whole pages of K and V, which `numbers` name: ids, or pairs of them, by `columns`.
-
-    It binds the caches alone, and for a swap the caches that its blocks go to.
-    """
-    rows = len(numbers) // columns
-    shape, strides = ((rows,), (8,)) if columns == 1 else ((rows, columns), (8 * columns, 8))
-    names = ["key_cache", "value_cache"]
-    if op == "swap_blocks":
-        names += ["key_target", "value_target"]
-    same = {each: each for each in names}
+def page_parts(op: str, numbers: tuple[int, ...]) -> Parts:
+    """A step on whole pages of K and V, which `numbers` name: ids, or pairs of them one after the
+    other, as `PAGE_OPS` says. It binds that and its caches alone."""
+    name, caches = PAGE_OPS[op]
+    count = len(numbers)
+    shape, strides = ((count // 2, 2), (16, 8)) if name == "block_mapping" else ((count,), (8,))
+    same = {each: each for each in caches}
     return Parts(
         (integers(name, numbers, "i64"),),
         (),

@@ -164,7 +164,7 @@ def _lowered(script: Script, effect: Effect, layer: CacheLayer, place: str) -> P
         parts = _gather(script, setting, effect.runs, layer)
     elif effect.kind == "zero":
         blocks = tuple(each for block in effect.blocks for each in _kernel_blocks(block, layer))
-        parts = page_parts("zero_blocks", "block_ids", blocks, 1)
+        parts = page_parts("zero_blocks", blocks)
     else:
         op = "copy_blocks" if effect.kind == "copy" else "swap_blocks"
         pairs = tuple(
@@ -173,7 +173,7 @@ def _lowered(script: Script, effect: Effect, layer: CacheLayer, place: str) -> P
             for pair in zip(_kernel_blocks(one, layer), _kernel_blocks(other, layer), strict=True)
             for each in pair
         )
-        parts = page_parts(op, "block_mapping", pairs, 2)
+        parts = page_parts(op, pairs)
     return _bound(parts, layer.name, effect.kind, place)
 
 

@@ -2,8 +2,8 @@
 
 Version 2 gives an attention layer its nesting, page padding, granularity and size of V, a field its
 own fill, and a step the fields of its scales, where version 1 had one scale of each side and knew
-nothing of the rest. Version 3 says of which family a case is: of kernels, as
-all were until then, of cache plans, or of scripts.
+nothing of the rest. Version 3 says of which family a case is: of kernels, as all were until then,
+of cache plans, or of scripts.
 """
 
 from collections.abc import Callable
