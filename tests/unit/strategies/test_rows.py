@@ -105,3 +105,13 @@ def test_boundaries_outside_a_domain_are_left_out():
     rows = list(boundary_rows(space("gather_cache", narrow), Drawn(0)))
     assert rows
     assert {row["order"] for row in rows} == {"nhd"}
+
+
+@pytest.mark.parametrize("op", ["cache_views", "stateful_cache"])
+def test_an_impossible_domain_names_the_axes_that_were_narrowed_and_no_others(op):
+    """Scripts have fewer levels of some axes that they share with plans."""
+    together = {"placement": ("separate",), "kv_layout": ("LBHNC",)}
+    with pytest.raises(UsageError) as error:
+        space(op, Domain(allowed=together, source="a test"))
+    said = "no case shows placement=separate, kv_layout=LBHNC at once (a test)"
+    assert str(error.value) == f"nothing to draw: {said}"
