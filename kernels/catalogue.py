@@ -49,6 +49,11 @@ SHIPPED: tuple[Listed, ...] = (
     Listed("builtin:swap_blocks", "swap_blocks", "kvfuzz's own swap to and from a host cache"),
     Listed("builtin:zero_blocks", "zero_blocks", "kvfuzz's own clearing of whole blocks"),
     Listed(
+        "builtin:slot_mapping",
+        "slot_mapping",
+        "kvfuzz's own mapping of new tokens to slots, with context parallelism",
+    ),
+    Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",
@@ -82,6 +87,16 @@ SHIPPED: tuple[Listed, ...] = (
         "vllm:cp_mha_gather_cache",
         "gather_cache",
         "vLLM's AITER gather, NHD and SHUFFLE; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:slot_mapping_v1",
+        "slot_mapping",
+        "vLLM's slots of its V1 runner, from 0.19 on; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:slot_mapping_v2",
+        "slot_mapping",
+        "vLLM's slots of its V2 runner; needs --source vllm=DIR",
     ),
     Listed(
         "vllm:reshape_and_cache",

@@ -121,6 +121,30 @@ CONTRACTS: dict[str, Contract] = {
             derived={**_DERIVED, "dequant": _is_fp8, "total_tokens": _size("token_to_batch", 0)},
         ),
         Contract(
+            op="slot_mapping",
+            required=("query_start_loc", "positions", "block_table", "slot_mapping", "block_size"),
+            optional=(
+                "idx_mapping",
+                "manager_block_size",
+                "num_tokens",
+                "cp_rank",
+                "cp_size",
+                "cp_interleave",
+            ),
+            aliases={
+                "pos": "positions",
+                "kernel_block_size": "block_size",
+                "block_tables": "block_table",
+                "slot_mappings": "slot_mapping",
+                "cp_kv_cache_interleave_size": "cp_interleave",
+                "interleave": "cp_interleave",
+            },
+            derived={
+                "num_reqs": _size("idx_mapping", 0),
+                "max_num_tokens": _size("slot_mapping", 0),
+            },
+        ),
+        Contract(
             op="copy_blocks",
             required=("key_cache", "value_cache", "block_mapping"),
             optional=(),

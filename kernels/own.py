@@ -13,6 +13,7 @@ from kvfuzz.kernels.builtin.copy_blocks import copy_blocks
 from kvfuzz.kernels.builtin.expand_block_table import expand_block_table
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
+from kvfuzz.kernels.builtin.slot_mapping import slot_mapping
 from kvfuzz.kernels.builtin.swap_blocks import swap_blocks
 from kvfuzz.kernels.builtin.transfer_regions import transfer_regions
 from kvfuzz.kernels.builtin.zero_blocks import zero_blocks
@@ -29,6 +30,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "copy_blocks": copy_blocks,
     "swap_blocks": swap_blocks,
     "zero_blocks": zero_blocks,
+    "slot_mapping": slot_mapping,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 
 from kvfuzz.errors import NotCheckedError
+from kvfuzz.kernels import vllm_slots
 from kvfuzz.kernels.adapter import Adapter, Call, content_of
 from kvfuzz.kernels.contracts import CONVENTIONAL, bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.vllm_pages import pages_of
 from kvfuzz.kernels.vllm_stubs import known
-from kvfuzz.model.axes import BLOCK_SIZES, HEAD_SIZES, Domain
+from kvfuzz.model.axes import Domain
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
-from kvfuzz.model.vocabulary import Levels, conflict
+from kvfuzz.model.vocabulary import BLOCK_SIZES, HEAD_SIZES, Levels, conflict
 
 AITER_FA = "vllm/v1/attention/backends/rocm_aiter_fa.py"
 TRITON_ATTN = "vllm/v1/attention/backends/triton_attn.py"
@@ -53,6 +54,8 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:reshape_and_cache": _writer,
         "vllm:reshape_and_cache_flash": _flash,
         "vllm:reshape_and_cache_shuffle": _shuffle,
+        "vllm:slot_mapping_v1": vllm_slots.v1,
+        "vllm:slot_mapping_v2": vllm_slots.v2,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(

@@ -46,6 +46,10 @@ def known(arch: str) -> Known:
         "vllm.platforms": {"current_platform": Stub("vllm.platforms.current_platform", platform)},
         "vllm.logger": {"init_logger": logging.getLogger},
         "vllm.utils.torch_utils": quantised,
+        "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1},
+        "vllm.attention.backends.utils": {"PAD_SLOT_ID": -1},
+        # It wraps a launch, to compile ahead.
+        "vllm.model_executor.warmup.jit_warmup": {"kernel_launcher": lambda function: function},
         "vllm.v1.kv_cache_interface": quantised,
         "vllm.model_executor.layers.quantization.utils.quant_utils": {
             "FP8_DTYPE": fp8,

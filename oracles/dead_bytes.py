@@ -10,8 +10,8 @@ again. A dead byte that is read to no effect is a hazard.
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Case
-from kvfuzz.model.dtypes import DTYPES, FINITE_UNSIGNED_ZERO
+from kvfuzz.model.case import Program
+from kvfuzz.model.dtypes import DTYPES, FINITE_UNSIGNED_ZERO, itemsize
 from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.held import held
 from kvfuzz.model.steps import CACHES
@@ -26,6 +26,10 @@ from kvfuzz.oracles.stored_bytes import place_of, unwritten
 FINITE = {"dead_zero": 0x00, "dead_small": 0x3C}
 """Two fills that decode to finite numbers in every format."""
 NAN = "dead_nan"
+OPAQUE = 0xFF
+"""What stands for a NaN where bytes are no numbers."""
+INTEGERS = {"i32": torch.int32, "i64": torch.int64}
+"""By format of metadata, how torch calls it."""
 _MANNER = {
     "dead_zero": "zeros",
     "dead_small": "other finite numbers (0x3c bytes)",
@@ -58,27 +62,36 @@ def _images(base: Run, byte: int | None, by: int) -> dict[str, Tensor]:
     images = {}
     for name, live in base.live.items():
         before = base.before[name]
-        if isinstance(base.case.buffer(name).fill, IntegerFill):
-            images[name] = _other_ids(base.token_case, before, live, by)
+        fill = base.case.buffer(name).fill
+        if isinstance(fill, IntegerFill):
+            images[name] = _other_numbers(base.case, fill, before, live, by)
         elif byte is not None:
             images[name] = before.masked_fill(~live, byte)
         else:
-            images[name] = _with_nans(base.token_case, name, before, live)
+            images[name] = _with_nans(base.case, name, before, live)
     return images
 
 
-def _other_ids(case: Case, table: Tensor, live: Tensor, by: int) -> Tensor:
-    blocks = case.bound_field(case.steps[0], CACHES[0]).extents["block"]
-    ids = table.view(torch.int32)
-    return torch.where(live.view(-1, 4)[:, 0], ids, (ids + by) % blocks).view(torch.uint8)
+def _other_numbers(
+    case: Program, fill: IntegerFill, before: Tensor, live: Tensor, by: int
+) -> Tensor:
+    """Metadata with other stale entries, such as an engine may have left there: those of a block
+    table name any block, those of other tensors are no larger than what was there."""
+    numbers, size = before.view(INTEGERS[fill.dtype]), itemsize(fill.dtype)
+    cache = case.steps[0].fields.get(CACHES[0])
+    most = case.field(cache).extents["block"] if cache else max(fill.values, default=0) + 1
+    other = (numbers + by) % max(most, 1)
+    return torch.where(live.view(-1, size)[:, 0], numbers, other).view(torch.uint8)
 
 
-def _with_nans(case: Case, name: str, before: Tensor, live: Tensor) -> Tensor:
+def _with_nans(case: Program, name: str, before: Tensor, live: Tensor) -> Tensor:
     """An image with NaNs for its dead elements, each in the format of its field.
 
     What belongs to no field gets the NaN of the first.
     """
     fields = [field for field in case.fields if field.buffer == name and field.dtype in DTYPES]
+    if not fields:
+        return before.masked_fill(~live, OPAQUE)
     byte = nan_byte(fields[0].dtype)
     filled = before.masked_fill(~live, byte)
     for field in fields:

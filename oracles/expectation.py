@@ -17,6 +17,8 @@ from kvfuzz.model.target import Quantise
 from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import is_nan
 from kvfuzz.oracles.gather_cache import gather_cache
+from kvfuzz.oracles.memory import Elements, Memory
+from kvfuzz.oracles.ops.slots import slot_mapping
 from kvfuzz.oracles.page_ops import copy_blocks, swap_blocks, zero_blocks
 from kvfuzz.oracles.reshape_and_cache import reshape_and_cache
 from kvfuzz.oracles.writes import Stored
@@ -30,6 +32,8 @@ class Expectation:
     must: dict[str, Tensor]
     """bool per byte, for each buffer that the steps write."""
     stored: list[Stored] = field(default_factory=list)
+    loaded: list[Elements] = field(default_factory=list)
+    """What the references read."""
 
     @property
     def written(self) -> frozenset[str]:
@@ -77,12 +81,13 @@ class Expectation:
         return found
 
 
-REFERENCES: dict[str, Callable[[Program, Step, Mapping[str, Tensor], Quantise], list[Stored]]] = {
+REFERENCES: dict[str, Callable[[Memory, Step, Quantise], list[Stored]]] = {
     "reshape_and_cache": reshape_and_cache,
     "gather_cache": gather_cache,
     "copy_blocks": copy_blocks,
     "swap_blocks": swap_blocks,
     "zero_blocks": zero_blocks,
+    "slot_mapping": slot_mapping,
 }
 
 
@@ -90,10 +95,11 @@ def expect(case: Program, before: Mapping[str, Tensor], quantise: Quantise) -> E
     """Apply the reference of every step of `case` to the images in `before`; what a step writes
     is a copy from then on."""
     images = dict(before)
+    memory = Memory(case, images)
     must: dict[str, Tensor] = {}
     all_stored: list[Stored] = []
     for step in case.steps:
-        for stored in REFERENCES[step.op](case, step, images, quantise):
+        for stored in REFERENCES[step.op](memory, step, quantise):
             name = stored.field.buffer
             if name not in must:
                 images[name] = images[name].clone()
@@ -101,4 +107,4 @@ def expect(case: Program, before: Mapping[str, Tensor], quantise: Quantise) -> E
             image.write(images[name], stored.at, stored.field.dtype, stored.codes)
             image.mark(must[name], stored.at, stored.field.dtype)
             all_stored.append(stored)
-    return Expectation(images, must, all_stored)
+    return Expectation(images, must, all_stored, memory.loaded)

@@ -4,22 +4,19 @@ With b that sequence, the token's position is t - cu_seqlens_kv[b] + seq_starts[
 block block_table[b, position // block_size] at offset position % block_size.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Program, Step
+from kvfuzz.model.case import Step
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles import image
+from kvfuzz.oracles.memory import Memory
 from kvfuzz.oracles.writes import SIDES, Stored, dequantised, rows_heads_dims, scales_at
 
 
-def gather_cache(
-    case: Program, step: Step, images: Mapping[str, Tensor], quantise: Quantise
-) -> list[Stored]:
+def gather_cache(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:
     """What the step must store: elements `[num_tokens, num_kv_heads, head_size]` of K and of V."""
-    device = next(iter(images.values())).device
+    del quantise
+    case, device = memory.case, memory.device
 
     def metadata(name: str) -> Tensor:
         return torch.tensor(case.integers(step, name), dtype=torch.int64, device=device)
@@ -30,19 +27,14 @@ def gather_cache(
     position = rows - metadata("cu_seqlens_kv")[owner] + starts[owner]
     stored = []
     for out_name, cache_name, scale_name in SIDES:
-        out, cache = case.bound_field(step, out_name), case.bound_field(step, cache_name)
+        cache = case.bound_field(step, cache_name)
         block_size = cache.extents["token"]
         row, head, dim = rows_heads_dims(cache, rows)
         block = table[owner, position // block_size][:, None, None]
         token = (position % block_size)[:, None, None]
-        codes = image.read(
-            images[cache.buffer],
-            image.positions(case, cache, block=block, token=token, head=head, dim=dim),
-            cache.dtype,
-        )
-        scale = scales_at(case, step, scale_name, images, block=block, token=token, head=head)
-        converted = cache.dtype != out.dtype
+        codes = memory.read(step, cache_name, block=block, token=token, head=head, dim=dim)
+        scale = scales_at(memory, step, scale_name, block=block, token=token, head=head)
+        out, at = memory.at(step, out_name, token=row, head=head, dim=dim)
         codes = dequantised(codes, cache.dtype, out.dtype, scale)
-        at = image.positions(case, out, token=row, head=head, dim=dim)
-        stored.append(Stored(out, at, codes, converted))
+        stored.append(Stored(out, at, codes, cache.dtype != out.dtype))
     return stored

@@ -9,7 +9,6 @@ stale entries, whatever an output held before. All bytes of other buffers are li
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +18,7 @@ from kvfuzz.model.layout import Field
 from kvfuzz.model.round_trip import touched, touched_blocks
 from kvfuzz.model.steps import ACTIVATIONS, CACHES
 from kvfuzz.oracles import image
-
-
-class Elements(NamedTuple):
-    """Elements of `field`, which `parameter` of a step is bound to, at positions `at`."""
-
-    parameter: str
-    field: Field
-    at: Tensor
-    """`[tokens, heads, dims]`, 1 for an axis that the field has not."""
+from kvfuzz.oracles.memory import Elements
 
 
 def slots_of(case: Program, step: Step, device: torch.device) -> Tensor:
@@ -127,6 +118,14 @@ def live_bytes(case: Program, images: Mapping[str, Tensor]) -> dict[str, Tensor]
     device = next(iter(images.values())).device
     reads = [each for step in case.steps for each in read_elements(case, step, device)]
     return {name: ~dead for name, dead in dead_among(case, every, reads).items()}
+
+
+def loaded_bytes(images: Mapping[str, Tensor], loaded: Iterable[Elements]) -> dict[str, Tensor]:
+    """By buffer, the bytes of the elements that were loaded; bool per held byte."""
+    live = {name: torch.zeros_like(each, dtype=torch.bool) for name, each in images.items()}
+    for each in loaded:
+        image.mark(live[each.field.buffer], each.at, each.field.dtype)
+    return live
 
 
 def dead_among(

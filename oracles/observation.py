@@ -9,17 +9,19 @@ from torch import Tensor
 
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.case import Case, Program
+from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.verdict import Launch
 from kvfuzz.oracles import image
 from kvfuzz.oracles.expectation import Expectation, expect
 from kvfuzz.oracles.liveness import (
-    Elements,
     dead_among,
     live_bytes,
+    loaded_bytes,
     read_elements,
     written_elements,
 )
+from kvfuzz.oracles.memory import Elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ class Run:
     @cached_property
     def live(self) -> dict[str, Tensor]:
         """By buffer that has dead bytes: the bytes that a result may depend on."""
+        if isinstance(self.case, OpCase):
+            return loaded_bytes(self.before, self.expectation.loaded)
         return live_bytes(self.case, self.before)
 
     @property
@@ -148,7 +152,11 @@ class Run:
     @cached_property
     def dead_reads(self) -> dict[str, Tensor]:
         """By buffer: the dead bytes that were read, where some were and reads are recorded."""
-        found = dead_among(self.case, self.read, self.reads) if self.read else {}
+        read = self.read or {}
+        if isinstance(self.case, OpCase):
+            found = {name: mask & ~self.live[name] for name, mask in read.items()}
+        else:
+            found = dead_among(self.case, read, self.reads)
         return {name: mask for name, mask in found.items() if image.is_any(mask)}
 
     @property
@@ -159,10 +167,16 @@ class Run:
     @cached_property
     def reads(self) -> list[Elements]:
         """What the steps read of the buffers that have dead bytes."""
+        if isinstance(self.case, OpCase):
+            return self.expectation.loaded
         case = self.case
         return [each for step in case.steps for each in read_elements(case, step, self.device)]
 
     @cached_property
     def writes(self) -> list[Elements]:
-        """What the first step writes, by side: of K, or key, and of V, or value."""
+        """What the first step writes; on K and V pages by side: of K, or key, of V, or value."""
+        if isinstance(self.case, OpCase):
+            return [
+                Elements(each.field.name, each.field, each.at) for each in self.expectation.stored
+            ]
         return written_elements(self.case, self.case.steps[0], self.device)

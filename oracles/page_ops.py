@@ -5,61 +5,49 @@ swap_blocks   block t of the target caches becomes block s, in another allocatio
 zero_blocks   every byte of each block of block_ids is 0
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Program, Step
+from kvfuzz.model.case import Step
 from kvfuzz.model.layout import Field
 from kvfuzz.model.steps import CACHES
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles import image
+from kvfuzz.oracles.memory import Memory
 from kvfuzz.oracles.writes import Stored
 
 TARGETS = {"key_cache": "key_target", "value_cache": "value_target"}
 
 
-def copy_blocks(
-    case: Program, step: Step, images: Mapping[str, Tensor], quantise: Quantise
-) -> list[Stored]:
+def copy_blocks(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:
     """What the step must store: whole blocks of K and of V, as they were before it."""
     del quantise
-    return [_copied(case, step, images, cache, cache) for cache in CACHES]
+    return [_copied(memory, step, cache, cache) for cache in CACHES]
 
 
-def swap_blocks(
-    case: Program, step: Step, images: Mapping[str, Tensor], quantise: Quantise
-) -> list[Stored]:
+def swap_blocks(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:
     """What the step must store: whole blocks of the target caches."""
     del quantise
-    return [_copied(case, step, images, cache, TARGETS[cache]) for cache in CACHES]
+    return [_copied(memory, step, cache, TARGETS[cache]) for cache in CACHES]
 
 
-def zero_blocks(
-    case: Program, step: Step, images: Mapping[str, Tensor], quantise: Quantise
-) -> list[Stored]:
+def zero_blocks(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:
     """What the step must store: zeros."""
     del quantise
-    device = next(iter(images.values())).device
-    blocks = torch.tensor(case.integers(step, "block_ids"), device=device)
+    blocks = torch.tensor(memory.case.integers(step, "block_ids"), device=memory.device)
     stored = []
     for cache in CACHES:
-        field = case.bound_field(step, cache)
-        at = image.positions(case, field, **_whole(field, blocks))
+        whole = _whole(memory.case.bound_field(step, cache), blocks)
+        field, at = memory.at(step, cache, **whole)
         stored.append(Stored(field, at, torch.zeros_like(at), converted=False))
     return stored
 
 
-def _copied(
-    case: Program, step: Step, images: Mapping[str, Tensor], source: str, target: str
-) -> Stored:
-    device = next(iter(images.values())).device
-    pairs = torch.tensor(case.integers(step, "block_mapping"), device=device).reshape(-1, 2)
-    here, there = case.bound_field(step, source), case.bound_field(step, target)
-    start = image.positions(case, here, **_whole(here, pairs[:, 0]))
-    codes = image.read(images[here.buffer], start, here.dtype)
-    at = image.positions(case, there, **_whole(there, pairs[:, 1]))
+def _copied(memory: Memory, step: Step, source: str, target: str) -> Stored:
+    mapping = memory.case.integers(step, "block_mapping")
+    pairs = torch.tensor(mapping, device=memory.device).reshape(-1, 2)
+    here, there = (memory.case.bound_field(step, name) for name in (source, target))
+    codes = memory.read(step, source, **_whole(here, pairs[:, 0]))
+    _, at = memory.at(step, target, **_whole(there, pairs[:, 1]))
     return Stored(there, at, codes, converted=False)
 
 

@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kvfuzz.model.axes import AXIS, Domain
-from kvfuzz.model.case import Case
+from kvfuzz.model.axes import Domain, axes_of
+from kvfuzz.model.case import Program
 from kvfuzz.model.held import held
 from kvfuzz.model.verdict import Violation
 from kvfuzz.oracles import image
-from kvfuzz.oracles.liveness import Elements
+from kvfuzz.oracles.memory import Elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import Judgement, NotChecked
 from kvfuzz.oracles.stored_bytes import first_violation, place_of, unwritten
 
 
-def excluded(base: Run, case: Case) -> NotChecked | None:
+def excluded(base: Run, case: Program) -> NotChecked | None:
     """Why `case` is not to be run for `base`: it is outside the domain or `--where`."""
     if refusal := outside(base.target.domain, case):
         return NotChecked(f"the case to compare with is outside the domain: {refusal}")
@@ -31,15 +31,16 @@ def excluded(base: Run, case: Case) -> NotChecked | None:
     return None
 
 
-def outside(domain: Domain, case: Case) -> str | None:
+def outside(domain: Domain, case: Program) -> str | None:
     """Why `case` is outside `domain`, or None. Facts that no rule asks for are not read."""
+    axes = {axis.name: axis for axis in axes_of(case.steps[0].op)}
     asked = {
-        axis
-        for axis, levels in domain.allowed.items()
-        if axis in AXIS and set(levels) != set(AXIS[axis].levels)
+        name
+        for name, levels in domain.allowed.items()
+        if name in axes and set(levels) != set(axes[name].levels)
     }
-    asked.update(axis for combination in domain.forbidden for axis in combination)
-    return domain.refusal({axis: AXIS[axis].level_of(case) for axis in AXIS if axis in asked})
+    asked.update(name for combination in domain.forbidden for name in combination)
+    return domain.refusal({name: axes[name].level_of(case) for name in axes if name in asked})
 
 
 def ended(run: Run, manner: str) -> Judgement:

@@ -9,6 +9,7 @@ from kvfuzz.model.round_trip import with_round_trip
 from kvfuzz.model.verdict import Violation
 from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import is_nan
+from kvfuzz.oracles.memory import Memory
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
 from kvfuzz.oracles.related import ended
@@ -61,7 +62,7 @@ def _scale(run: Run, step: Step, name: str, slot: Tensor) -> Tensor:
     cache = run.case.bound_field(step, "key_cache")
     head = torch.arange(cache.extents["head"], device=slot.device)[:, None]
     block, token = slot // cache.extents["token"], slot % cache.extents["token"]
-    return scales_at(run.case, step, name, run.before, block=block, token=token, head=head)
+    return scales_at(Memory(run.case, run.before), step, name, block=block, token=token, head=head)
 
 
 def roundtrip(runs: Runs) -> Judgement:

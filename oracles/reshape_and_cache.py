@@ -3,22 +3,17 @@
 slot = block * block_size + token; a negative slot is a padding row and stores nothing.
 """
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
-from kvfuzz.model.case import Program, Step
+from kvfuzz.model.case import Step
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles import image
+from kvfuzz.oracles.memory import Memory
 from kvfuzz.oracles.writes import SIDES, Stored, quantised, rows_heads_dims, scales_at
 
 
-def reshape_and_cache(
-    case: Program, step: Step, images: Mapping[str, Tensor], quantise: Quantise
-) -> list[Stored]:
+def reshape_and_cache(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:
     """What the step must store: elements `[stored rows, num_kv_heads, head_size]` of K and of V."""
-    device = next(iter(images.values())).device
+    case, device = memory.case, memory.device
     slots = torch.tensor(case.integers(step, "slot_mapping"), dtype=torch.int64, device=device)
     rows = torch.nonzero(slots >= 0).flatten()
     stored = []
@@ -29,13 +24,9 @@ def reshape_and_cache(
         row, head, dim = rows_heads_dims(cache, rows)
         slot = slots[rows][:, None, None]
         block, token = slot // block_size, slot % block_size
-        codes = image.read(
-            images[source.buffer],
-            image.positions(case, source, token=row, head=head, dim=dim),
-            source.dtype,
-        )
-        scale = scales_at(case, step, scale_name, images, block=block, token=token, head=head)
-        at = image.positions(case, cache, block=block, token=token, head=head, dim=dim)
+        codes = memory.read(step, source_name, token=row, head=head, dim=dim)
+        scale = scales_at(memory, step, scale_name, block=block, token=token, head=head)
+        _, at = memory.at(step, cache_name, block=block, token=token, head=head, dim=dim)
         converted = source.dtype != cache.dtype
         codes = quantised(codes, source.dtype, cache.dtype, scale, quantise)
         stored.append(Stored(cache, at, codes, converted))

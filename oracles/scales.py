@@ -17,7 +17,8 @@ from torch import Tensor
 from kvfuzz.model.dtypes import DTYPES, CacheDtype
 from kvfuzz.model.fill import FP32_ONE, word
 from kvfuzz.oracles import image
-from kvfuzz.oracles.liveness import Elements, near_elements
+from kvfuzz.oracles.liveness import near_elements
+from kvfuzz.oracles.memory import Elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
 from kvfuzz.oracles.related import ended

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from kvfuzz.model.case import Case, TensorView
+from kvfuzz.model.case import Program, TensorView
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Field
 from kvfuzz.oracles.observation import Run
@@ -41,7 +41,7 @@ class FreeStride(NamedTuple):
         return f"{self.view.name}.stride({self.axis}) is {FACTOR * here} instead of {here}"
 
 
-def free_strides(case: Case) -> list[FreeStride]:
+def free_strides(case: Program) -> list[FreeStride]:
     """The strides of what a case's steps are handed that say nothing."""
     field_of = {
         step.tensors[parameter]: case.field(name)
@@ -65,7 +65,7 @@ def _is_split(field: Field) -> bool:
 
 def stride_variants(base: Run) -> Wanted:
     """The case with other strides where they say nothing."""
-    free = free_strides(base.token_case)
+    free = free_strides(base.case)
     if not free:
         return NotChecked("no dimension has size 1")
     tensors = {view.name: view for view in base.case.tensors}
@@ -74,14 +74,14 @@ def stride_variants(base: Run) -> Wanted:
         strides[each.axis] *= FACTOR
         changed = msgspec.structs.replace(tensors[each.view.name], strides=tuple(strides))
         tensors[each.view.name] = changed
-    case = msgspec.structs.replace(base.token_case, tensors=tuple(tensors.values()))
+    case = msgspec.structs.replace(base.case, tensors=tuple(tensors.values()))
     return excluded(base, case) or {OTHER_STRIDES: Variant(case)}
 
 
 def size1_stride(runs: Runs) -> Judgement:
     """The stride of a dimension of size 1 changes no byte."""
     base, other = runs[BASE], runs[OTHER_STRIDES]
-    words = _words(free_strides(base.token_case))
+    words = _words(free_strides(base.case))
     if found := ended(other, f"where {words},"):
         return found
     judged = {

@@ -10,10 +10,14 @@ import msgspec
 
 from kvfuzz.model.case import Case
 from kvfuzz.model.fill import word
+from kvfuzz.model.ops.op_case import OpCase
+from kvfuzz.model.ops.slots import SLOT_OP
+from kvfuzz.model.scene import OPS as SCENE_OPS
 from kvfuzz.oracles import (
     access,
     batches,
     dead_bytes,
+    ranks,
     relations,
     relocated,
     scales,
@@ -58,6 +62,7 @@ PROPERTIES: tuple[Property, ...] = (
         relations.roundtrip,
         variants=relations.round_trip_variants,
         takes_turns=True,
+        ops=SCENE_OPS,
     ),
     Property(
         "determinism",
@@ -76,24 +81,28 @@ PROPERTIES: tuple[Property, ...] = (
         scales.scale_homogeneity,
         variants=scales.scale_variants,
         takes_turns=True,
+        ops=SCENE_OPS,
     ),
     Property(
         "layout_equivariance",
         relocated.layout_equivariance,
         variants=relocated.layout_variants,
         takes_turns=True,
+        ops=SCENE_OPS,
     ),
     Property(
         "block_permutation",
         relocated.block_permutation,
         variants=relocated.permutation_variants,
         takes_turns=True,
+        ops=SCENE_OPS,
     ),
     Property(
         "batch_invariance",
         batches.batch_invariance,
         variants=batches.batch_variants,
         takes_turns=True,
+        ops=SCENE_OPS,
     ),
     Property(
         "prefix_split",
@@ -102,6 +111,13 @@ PROPERTIES: tuple[Property, ...] = (
         takes_turns=True,
         ops=("reshape_and_cache",),
     ),
+    Property(
+        "partition",
+        ranks.partition,
+        variants=ranks.rank_variants,
+        takes_turns=True,
+        ops=(SLOT_OP,),
+    ),
 )
 
 ALL_TURNS = tuple(each for each in PROPERTIES if each.takes_turns)
@@ -109,7 +125,7 @@ TURNS = 2
 """How many properties that take turns a search has decided of each case, where so many apply."""
 
 
-def by_turn(case: Case) -> list[Property]:
+def by_turn(case: Case | OpCase) -> list[Property]:
     """The properties that take turns, those whose turn it is with `case` first.
 
     Any change to a scene gives others their turn: cases near each other often share a fill seed.

@@ -1,18 +1,17 @@
 """What a reference returns, elements with their addresses; a cache's scales and conversions."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Program, Step
+from kvfuzz.model.case import Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.layout import Field
 from kvfuzz.model.steps import CACHES
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import decode, encode
+from kvfuzz.oracles.memory import Memory
 
 SIDES = (("key", "key_cache", "k_scale"), ("value", "value_cache", "v_scale"))
 """Per side of a page: the parameters of its activation, its cache and its scale."""
@@ -29,16 +28,12 @@ class Stored:
     """Whether a conversion made the codes, so that a NaN is a class and not a bit pattern."""
 
 
-def scales_at(
-    case: Program, step: Step, name: str, images: Mapping[str, Tensor], **coordinates: Tensor
-) -> Tensor:
+def scales_at(memory: Memory, step: Step, name: str, **coordinates: Tensor) -> Tensor:
     """The scale `name` of the element at each coordinate, fp32; broadcasts with the coordinates.
     What is not fp8 has none, and no memory is read for it: 1."""
-    if not DTYPES[case.bound_field(step, CACHES[0]).dtype].is_fp8:
-        return torch.ones((), device=next(iter(images.values())).device)
-    field = case.bound_field(step, name)
-    at = image.positions(case, field, **coordinates)
-    codes = image.read(images[field.buffer], at, field.dtype)
+    if not DTYPES[memory.case.bound_field(step, CACHES[0]).dtype].is_fp8:
+        return torch.ones((), device=memory.device)
+    codes = memory.read(step, name, **coordinates)
     return codes.to(torch.int32).view(torch.float32)  # positive, so that no bit is lost
 
 

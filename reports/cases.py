@@ -3,7 +3,7 @@
 import itertools
 
 from kvfuzz.model.axes import facts
-from kvfuzz.model.case import Case, TensorView
+from kvfuzz.model.case import Case, Program, TensorView
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import Fill, FloatFill, IntegerFill, ScaleFill, TieFill
 from kvfuzz.model.plan import Sequence
@@ -134,7 +134,7 @@ def buffer_rows(case: Case) -> list[tuple[str, ...]]:
     ]
 
 
-def view_rows(case: Case) -> list[tuple[str, ...]]:
+def view_rows(case: Program) -> list[tuple[str, ...]]:
     """Every tensor of the first step: parameter, dtype, view."""
     views = [(name, case.tensor(tensor)) for name, tensor in case.steps[0].tensors.items()]
     return [(name, view.dtype, _view(view)) for name, view in views]

@@ -4,8 +4,8 @@ An op pairs each activation element (row, head, dim of key or value) with one ca
 pairing says where a wrong value should have come from, or where it should have gone.
 """
 
-from kvfuzz.model.case import Case
-from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.case import Case, Program
+from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES, itemsize
 from kvfuzz.model.fill import ByteFill, IntegerFill, ScaleFill, byte_at, code_at
 from kvfuzz.model.layout import Axis, Field
 from kvfuzz.model.round_trip import with_round_trip
@@ -36,18 +36,21 @@ def byte(place: Place) -> str:
     return f"byte {place.byte:,} of {place.buffer}"
 
 
-def dtype_of(case: Case, place: Place) -> str:
+def dtype_of(case: Program, place: Place) -> str:
     """The format of the element at `place`, or nothing where no element is."""
     if not place.field:
         return ""
     known = {field.name: field.dtype for field in case.fields}
-    if place.field not in known:
+    if place.field not in known and isinstance(case, Case):
         known = {field.name: field.dtype for field in with_round_trip(case).fields}
     return known.get(place.field, "")
 
 
 def number(bits: str, dtype: str) -> str:
-    """`0x3f800000 = 1 (fp32)`; the bits alone where they are no float."""
+    """`0x3f800000 = 1 (fp32)`; the bits alone where they are no number."""
+    if dtype in INTEGER_SIZES and dtype != "u8":
+        code, width = int(bits, 16), 8 * INTEGER_SIZES[dtype]
+        return f"{bits} = {code - (code >> (width - 1) << width)} ({dtype})"
     if dtype not in DTYPES:
         return bits
     return f"{bits} = {DTYPES[dtype].decode(int(bits, 16)):.9g} ({dtype})"

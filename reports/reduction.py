@@ -2,9 +2,11 @@
 
 from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import facts
+from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.seed import Seed
+from kvfuzz.reports.ops import op_sizes
 from kvfuzz.reports.plans import reduced_sizes
 from kvfuzz.reports.text import columns, count, printable
 
@@ -40,6 +42,8 @@ def _described(case: AnyCase) -> dict[str, str]:
     if isinstance(case, ScriptCase):
         actions = {"actions": str(len(case.script.actions)), "steps": str(len(case.steps))}
         return {**actions, **facts(case), "bytes": f"{case.nbytes:,}"}
+    if isinstance(case, OpCase):
+        return op_sizes(case)
     scene = case.scene
     return {
         "steps": str(len(case.steps)),

@@ -1,11 +1,8 @@
-"""A script as a table: what happened, on which cache, and the first wrong byte."""
+"""A script as a table: what happened, and on which cache."""
 
 from kvfuzz.model.script import Action, ScriptCase
-from kvfuzz.model.verdict import PropertyResult
-from kvfuzz.reports import places
 from kvfuzz.reports.plans import cache_rows
 from kvfuzz.reports.text import Pairs, count
-from kvfuzz.reports.words import words
 
 MOST_ACTIONS = 20
 
@@ -35,20 +32,3 @@ def action_words(action: Action) -> str:
     return f"{action.rule} {names}" + (
         f", {count(action.tokens, 'token')}" if action.tokens else ""
     )
-
-
-def script_evidence(case: ScriptCase, result: PropertyResult) -> Pairs:
-    """The first wrong byte of the step that failed."""
-    violation = result.violation
-    if violation is None or violation.place is None:
-        return []
-    place, said = violation.place, words(result.name)
-    rows: Pairs = [("first wrong", f"{places.element(place)} ({places.byte(place)})")]
-    dtype = next((field.dtype for field in case.fields if field.name == place.field), "u8")
-    if violation.expected:
-        rows.append((said.expected, places.number(violation.expected, dtype)))
-    if violation.got:
-        rows.append((said.got, places.number(violation.got, dtype)))
-    if violation.wrong:
-        rows.append(("wrong", f"{violation.wrong:,} of {violation.judged:,} {said.judged}"))
-    return rows

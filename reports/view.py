@@ -10,6 +10,7 @@ import msgspec
 from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.case import Case
 from kvfuzz.model.events import Found
+from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.seed import Seed
@@ -17,8 +18,9 @@ from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.reports import places
 from kvfuzz.reports.cases import case_rows, launch_rows, layout_words
+from kvfuzz.reports.ops import op_rows
 from kvfuzz.reports.plans import plan_evidence, plan_rows
-from kvfuzz.reports.scripts import script_evidence, script_rows
+from kvfuzz.reports.scripts import script_rows
 from kvfuzz.reports.text import Pairs
 from kvfuzz.reports.words import where_words, words
 
@@ -93,6 +95,8 @@ def rows_of(case: AnyCase) -> Pairs:
     """A case of any family as a table."""
     if isinstance(case, ScriptCase):
         return script_rows(case)
+    if isinstance(case, OpCase):
+        return op_rows(case)
     return plan_rows(case) if isinstance(case, PlanCase) else case_rows(case)
 
 
@@ -138,29 +142,55 @@ def evidence_rows(seed: Seed, result: PropertyResult) -> Pairs:
     violation = result.violation
     if violation is None or violation.place is None:
         return []
-    if isinstance(seed.case, PlanCase):
-        return plan_evidence(result)
-    if isinstance(seed.case, ScriptCase):
-        return script_evidence(seed.case, result)
     case, place, said = seed.case, violation.place, words(result.name)
+    if isinstance(case, PlanCase):
+        return plan_evidence(result)
     rows: Pairs = [("first wrong", f"{places.element(place)} ({places.byte(place)})")]
-    if meaning := places.meaning(case, place):
-        rows.append(("", meaning))
     dtype = places.dtype_of(case, place)
+    about = _Scene(case, result.name, violation) if isinstance(case, Case) else None
+    if about:
+        rows += about.meaning
     if violation.expected:
         rows.append((said.expected, places.number(violation.expected, dtype)))
-        if result.name in SOURCED and (source := places.counterpart(case, place)):
-            rows.append(("", f"the value of {places.element(source)} ({places.byte(source)})"))
-            if places.dtype_of(case, source) != dtype:
-                held = places.number(places.initial(case, source), places.dtype_of(case, source))
-                rows.append(("", f"which holds {held}"))
+        rows += about.source if about else []
     if violation.got:
         rows.append((said.got, places.number(violation.got, dtype)))
-        lane = seed.provenance.lane
-        rows += [("", line) for line in _origin_lines(case, lane, result.name, violation)]
+        rows += about.origin(seed.provenance.lane) if about else []
     if violation.wrong:
         rows.append(("wrong", f"{violation.wrong:,} of {violation.judged:,} {said.judged}"))
     return rows
+
+
+class _Scene:
+    """What a scene says about a wrong byte of its case, and about the byte that was found."""
+
+    def __init__(self, case: Case, name: str, violation: Violation) -> None:
+        self._case, self._name, self._violation = case, name, violation
+        assert violation.place is not None  # noqa: S101  (there is a wrong byte)
+        self._place = violation.place
+
+    @property
+    def meaning(self) -> Pairs:
+        """What the element is to the batch."""
+        meaning = places.meaning(self._case, self._place)
+        return [("", meaning)] if meaning else []
+
+    @property
+    def source(self) -> Pairs:
+        """Where the right value comes from."""
+        case, source = self._case, places.counterpart(self._case, self._place)
+        if self._name not in SOURCED or source is None:
+            return []
+        rows: Pairs = [("", f"the value of {places.element(source)} ({places.byte(source)})")]
+        if places.dtype_of(case, source) != places.dtype_of(case, self._place):
+            held = places.number(places.initial(case, source), places.dtype_of(case, source))
+            rows.append(("", f"which holds {held}"))
+        return rows
+
+    def origin(self, lane: str) -> Pairs:
+        """Where the byte that was found comes from."""
+        lines = _origin_lines(self._case, lane, self._name, self._violation)
+        return [("", line) for line in lines]
 
 
 def _origin_lines(case: Case, lane: str, name: str, violation: Violation) -> list[str]:

@@ -111,6 +111,9 @@ _WORDS: dict[str, PropertyWords] = {
         expected="then",
         got="here",
     ),
+    "partition": PropertyWords(
+        "over all ranks of context parallelism every token has one owner, and a slot of its own",
+    ),
     "prefix_split": PropertyWords(
         "a batch that is written in chunks leaves the same bytes as one write",
         "bytes of the cache",

@@ -7,22 +7,15 @@ AITER pull requests unless a project is named.
 import functools
 from collections.abc import Iterator
 
-import msgspec
-
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.script import STATEFUL_OP
+from kvfuzz.strategies.boundary import Boundary
 from kvfuzz.strategies.choices import Choices, number
+from kvfuzz.strategies.ops.table import OP_BOUNDARIES
 from kvfuzz.strategies.rows import Row, Space
 
 MOST_WEIGHT = 30
 """How much more often a level can come first than one that is not drawn often."""
-
-
-class Boundary(msgspec.Struct, frozen=True):
-    """Levels that once broke a kernel, or that engines are known to choose, and why."""
-
-    levels: dict[str, str]
-    why: str
 
 
 BOUNDARIES: tuple[Boundary, ...] = (
@@ -101,6 +94,8 @@ def boundaries_of(op: str) -> tuple[Boundary, ...]:
     """The boundaries of the cases of `op`."""
     if op == STATEFUL_OP:
         return SCRIPT_BOUNDARIES
+    if op in OP_BOUNDARIES:
+        return OP_BOUNDARIES[op]
     return PLAN_BOUNDARIES if op in PLAN_OPS else BOUNDARIES
 
 

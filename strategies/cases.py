@@ -6,9 +6,11 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.lower import lower
+from kvfuzz.model.ops.op_case import lower_op
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.strategies.choices import Choices, FromHypothesis
+from kvfuzz.strategies.ops.table import DRAWN
 from kvfuzz.strategies.plans import drawn_plan_case
 from kvfuzz.strategies.rows import Space, space
 from kvfuzz.strategies.scenes import drawn_scene
@@ -19,6 +21,8 @@ def drawn_case(choices: Choices, within: Space) -> AnyCase:
     """The case that `choices` make; the first of them are its row."""
     if within.op == STATEFUL_OP:
         return drawn_script_case(choices, within)
+    if within.op in DRAWN:
+        return lower_op(DRAWN[within.op](choices, within.drawn_row(choices)))
     if within.op in PLAN_OPS:
         return drawn_plan_case(choices, within)
     return lower(drawn_scene(choices, within))

@@ -14,6 +14,7 @@ import msgspec
 from kvfuzz.errors import UsageError
 from kvfuzz.model.axes import Domain, axes_of
 from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.ops.table import BY_OP
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.plan_rules import PLAN_RULES
 from kvfuzz.model.rules import RULES, Rule
@@ -273,6 +274,8 @@ def rules_of(op: str) -> tuple[Rule, ...]:
     """Which levels of the axes of `op` go together."""
     if op == STATEFUL_OP:
         return SCRIPT_RULES
+    if op in BY_OP:
+        return BY_OP[op].rules
     return PLAN_RULES if op in PLAN_OPS else RULES
 
 

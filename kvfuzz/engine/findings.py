@@ -8,6 +8,8 @@ import msgspec
 import kvfuzz
 from kvfuzz.engine.worker.entry import Description
 from kvfuzz.model.any_case import AnyCase
+from kvfuzz.model.ops.op_case import OpCase
+from kvfuzz.model.ops.table import family_of
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.seed import Expected, Provenance, Seed
@@ -27,6 +29,8 @@ def size_of(case: AnyCase) -> tuple[int, ...]:
     if isinstance(case, ScriptCase):
         tokens = sum(action.tokens for action in case.script.actions)
         return (len(case.script.actions), len(case.steps), tokens, case.nbytes)
+    if isinstance(case, OpCase):
+        return family_of(case.scene).size(case.scene)
     scene = case.scene
     g = scene.attention.geometry
     return (

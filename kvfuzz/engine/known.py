@@ -16,6 +16,8 @@ import msgspec
 from kvfuzz.model.any_case import AnyCase
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.ops.op_case import OpCase
+from kvfuzz.model.ops.table import family_of
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.round_trip import touched
 from kvfuzz.model.script import ScriptCase
@@ -97,6 +99,8 @@ def path_of(case: AnyCase) -> tuple[str, bool]:
         return "script", False
     if isinstance(case, PlanCase):
         return case.plan.placed, False
+    if isinstance(case, OpCase):
+        return family_of(case.scene).path(case.scene), False
     layer = case.scene.attention
     return code_path(layer.order), DTYPES[layer.cache_dtype].is_fp8
 

@@ -22,13 +22,15 @@ from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case, Step
 from kvfuzz.model.fill import LARGE
 from kvfuzz.model.lower import lower
+from kvfuzz.model.ops.op_case import OpCase, lower_op
+from kvfuzz.model.ops.table import family_of
 from kvfuzz.model.plan_case import PlanCase
-from kvfuzz.model.scene import Scene
 from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.search import Steps, fewest
 from kvfuzz.model.simpler import simplifications
 
-C = TypeVar("C", Case, PlanCase, ScriptCase)
+C = TypeVar("C", Case, OpCase, PlanCase, ScriptCase)
+S = TypeVar("S")
 
 MOST_RUNS = 1000
 """Candidates that are run, at most; a big case takes one to two hundred."""
@@ -81,6 +83,9 @@ def _search(case: AnyCase, trial: "_Trial") -> Iterator[AnyCase]:
     if isinstance(case, PlanCase):
         yield from _accepted(plan_edits.simplifications(case), trial)
         return
+    if isinstance(case, OpCase):
+        yield from _accepted(_lowered(family_of(case.scene).simpler(case.scene), lower_op), trial)
+        return
     lowered = lower(case.scene)
     if lowered != case:
         if not trial.will_do(lowered):
@@ -88,7 +93,7 @@ def _search(case: AnyCase, trial: "_Trial") -> Iterator[AnyCase]:
             yield from _accepted(fewest(case, case.steps, partial(_with_steps, case), 1), trial)
             return
         yield lowered
-    yield from _accepted(_lowered(simplifications(case.scene)), trial)
+    yield from _accepted(_lowered(simplifications(case.scene), lower), trial)
 
 
 def _accepted(search: Steps[C], trial: "_Trial") -> Iterator[C]:
@@ -104,7 +109,7 @@ def _accepted(search: Steps[C], trial: "_Trial") -> Iterator[C]:
             yield candidate
 
 
-def _lowered(search: Steps[Scene]) -> Steps[Case]:
+def _lowered(search: Steps[S], lower: Callable[[S], C]) -> Steps[C]:
     """A search over scenes as one over their cases; an impossible scene will not do."""
     answer = None
     while True:

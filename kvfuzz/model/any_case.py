@@ -1,13 +1,16 @@
-"""Cases of every family, told apart by their type: one op over bytes, an op on a plan, a script."""
+"""Cases of every family, told apart by their type: an op on K and V pages, one on something else,
+an op on a plan, a script."""
 
+from kvfuzz.errors import UsageError
 from kvfuzz.model import case as token_cases
 from kvfuzz.model import plan_case, script
 from kvfuzz.model.case import Case
+from kvfuzz.model.ops.op_case import OpCase, lower_op
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.script import ScriptCase
 from kvfuzz.model.steps import check_steps
 
-AnyCase = Case | PlanCase | ScriptCase
+AnyCase = Case | OpCase | PlanCase | ScriptCase
 
 
 def op_of(case: AnyCase) -> str:
@@ -21,6 +24,10 @@ def check_case(case: AnyCase) -> None:
         plan_case.check(case)
         return
     token_cases.check(case)
+    if isinstance(case, OpCase):
+        if lower_op(case.scene) != case:
+            raise UsageError("its scene and its case mean different things")
+        return
     check_steps(case)
     if isinstance(case, ScriptCase):
         script.check(case.script)

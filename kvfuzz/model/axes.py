@@ -17,13 +17,17 @@ from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, TieFill
+from kvfuzz.model.ops.table import BY_OP, FAMILIES
 from kvfuzz.model.plan_axes import PLAN_AXES
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.scales import SCALES, least_scale
 from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.script_axes import SCRIPT_AXES
 from kvfuzz.model.vocabulary import (
+    BLOCK_SIZES,
     GRANULARITIES,
+    HEAD_COUNTS,
+    HEAD_SIZES,
     LAYOUTS,
     NESTINGS,
     ORDERS,
@@ -31,11 +35,6 @@ from kvfuzz.model.vocabulary import (
     VALUE_SIZES,
     Levels,
 )
-
-BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128, 544, 784)
-"""544 and 784 are what vLLM chooses for Qwen3-Next and Qwen3.5 (page-size unification)."""
-HEAD_SIZES = (8, 16, 32, 64, 80, 96, 128, 192, 256, 576)
-HEAD_COUNTS = (1, 2, 3, 4, 8)
 
 FEW = 20
 """Most words that a message lists."""
@@ -118,14 +117,20 @@ TOKEN_AXES: tuple[Axis, ...] = (
     Axis("values", ("bytes", "spread", "ties"), _values, {"gather_cache": ("bytes",)}),
 )
 
-AXIS: dict[str, Axis] = {axis.name: axis for axis in (*TOKEN_AXES, *SCRIPT_AXES, *PLAN_AXES)}
-"""Every axis. Two families share a name where they share the question."""
+OP_AXES = tuple(axis for family in FAMILIES.values() for axis in family.axes)
+
+AXIS: dict[str, Axis] = {
+    axis.name: axis for axis in (*OP_AXES, *TOKEN_AXES, *SCRIPT_AXES, *PLAN_AXES)
+}
+"""Every axis. Two families share a name where they share the question and its answers."""
 
 
 def axes_of(op: str) -> tuple[Axis, ...]:
     """The axes of the cases of `op`."""
     if op == STATEFUL_OP:
         return SCRIPT_AXES
+    if op in BY_OP:
+        return BY_OP[op].axes
     return PLAN_AXES if op in PLAN_OPS else TOKEN_AXES
 
 

@@ -6,7 +6,6 @@ A further attribute of a scene is one more line of a table; `kvfuzz.model.simple
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from kvfuzz.model.axes import BLOCK_SIZES, HEAD_COUNTS, HEAD_SIZES
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.edits import (
     Part,
@@ -18,7 +17,15 @@ from kvfuzz.model.edits import (
 )
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.scene import VALUES, Scene
-from kvfuzz.model.vocabulary import GRANULARITIES, LAYOUTS, NESTINGS, ORDERS
+from kvfuzz.model.vocabulary import (
+    BLOCK_SIZES,
+    GRANULARITIES,
+    HEAD_COUNTS,
+    HEAD_SIZES,
+    LAYOUTS,
+    NESTINGS,
+    ORDERS,
+)
 
 TWO, THREE = 0x40000000, 0x40400000
 """Bit patterns of 2.0 and of 3.0, whose reciprocal is not exact."""

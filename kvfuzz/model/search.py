@@ -7,7 +7,9 @@ Where something smaller cannot be made, whoever is to make it returns None.
 """
 
 from collections.abc import Callable, Generator, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -61,3 +63,50 @@ def first_of(whole: S, candidates: Iterable[S | None]) -> Steps[S]:
         if candidate is not None and candidate != whole and (yield candidate):
             return candidate
     return whole
+
+
+def until_stable(whole: S, passes: Iterable[Callable[[S], Steps[S]]]) -> Steps[S]:
+    """Search after search, again and again, until a round changes nothing."""
+    searches = tuple(passes)
+    seen: list[S] = []
+    while whole not in seen:
+        seen.append(whole)
+        for each in searches:
+            whole = yield from each(whole)
+    return whole
+
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+def fewer_items(name: str, least: int = 0) -> Callable[[Any], Steps[Any]]:
+    """The search that deletes from the tuple that attribute `name` of a struct holds."""
+
+    def search(whole: M) -> Steps[M]:
+        return fewest(whole, getattr(whole, name), lambda kept: _with(whole, name, kept), least)
+
+    return search
+
+
+def lower_number(name: str, least: int = 0) -> Callable[[Any], Steps[Any]]:
+    """The search that lowers the integer that attribute `name` of a struct holds."""
+
+    def search(whole: M) -> Steps[M]:
+        return smallest(whole, getattr(whole, name), least, lambda less: _with(whole, name, less))
+
+    return search
+
+
+def plainer_value(name: str, *values: object) -> Callable[[Any], Steps[Any]]:
+    """The search that sets attribute `name` of a struct to an earlier one of `values`."""
+
+    def search(whole: M) -> Steps[M]:
+        now = getattr(whole, name)
+        earlier = values[: values.index(now)] if now in values else values
+        return first_of(whole, (_with(whole, name, value) for value in earlier))
+
+    return search
+
+
+def _with(whole: M, name: str, value: object) -> M:
+    return msgspec.structs.replace(whole, **{name: value})

@@ -28,7 +28,7 @@ from kvfuzz.model.lower import lower
 from kvfuzz.model.plain import FILL_SEEDS, SIMPLER, SIZES, Plainer
 from kvfuzz.model.plan import Layer, StateLayer
 from kvfuzz.model.scene import Scene
-from kvfuzz.model.search import Steps, fewest, first_of, smallest
+from kvfuzz.model.search import Steps, fewest, first_of, smallest, until_stable
 
 Search = Steps[Scene]
 Pass = Callable[[Scene], Search]
@@ -39,12 +39,7 @@ FEW_BLOCKS = 2
 
 def simplifications(scene: Scene) -> Search:
     """Candidates that are simpler than `scene`, pass after pass, until a round changes nothing."""
-    seen: list[Scene] = []
-    while scene not in seen:
-        seen.append(scene)
-        for each in PASSES:
-            scene = yield from each(scene)
-    return scene
+    return (yield from until_stable(scene, PASSES))
 
 
 def _plainer(scene: Scene, each: Plainer) -> Search:

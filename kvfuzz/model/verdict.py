@@ -28,6 +28,7 @@ PROPERTY_NAMES: tuple[str, ...] = (
     "block_permutation",
     "batch_invariance",
     "prefix_split",
+    "partition",
 )
 """Every property of kernels, in the order in which a finding is named after them.
 
@@ -61,6 +62,7 @@ RELATIONS = (
     "scale_homogeneity",
     "batch_invariance",
     "prefix_split",
+    "partition",
     "determinism",
     "no_race",
 )

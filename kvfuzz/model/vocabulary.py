@@ -10,6 +10,11 @@ from kvfuzz.model.dtypes import DTYPES
 
 Levels = tuple[str, ...]
 
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128, 544, 784)
+"""544 and 784 are what vLLM chooses for Qwen3-Next and Qwen3.5 (page-size unification)."""
+HEAD_SIZES = (8, 16, 32, 64, 80, 96, 128, 192, 256, 576)
+HEAD_COUNTS = (1, 2, 3, 4, 8)
+
 LAYOUTS: Levels = ("kv_first", "blocks_first", "hybrid", "content_packed")
 """How K and V share the allocation (formulas: vLLM, by release).
 

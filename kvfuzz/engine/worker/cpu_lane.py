@@ -142,7 +142,7 @@ class CheckedCpuLane:
             exercised=partial(self._exercised, self._lane.take_watched()),
             origin_of=self._origin_lookup(access) if manner.origins else None,
             error=error,
-            unsupported=isinstance(error, UnsupportedOp | OutOfAddressesError),
+            unsupported=isinstance(error, UnsupportedOp | OutOfAddressesError | NotCheckedError),
         )
 
     def _marked(self, access: Access, kind: Literal["read", "write"]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ import msgspec
 
 from kvfuzz.errors import UsageError
 from kvfuzz.model.case import Case
+from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.plan_case import PlanCase
 from kvfuzz.model.proof import TensorsFile
 from kvfuzz.model.script import ScriptCase
@@ -168,7 +169,7 @@ def check(
     verdict: Verdict
     if isinstance(judge, Judge):
         verdict = judge.verdict(
-            msgspec.msgpack.decode(case, type=Case),
+            msgspec.msgpack.decode(case, type=Case | OpCase),
             in_turn=in_turn,
             explain=explain,
             patience_s=patience_s,

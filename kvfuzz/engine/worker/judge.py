@@ -17,6 +17,7 @@ from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case, Program
 from kvfuzz.model.held import held
+from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.target import Quantise
 from kvfuzz.model.verdict import (
     PROPERTY_NAMES,
@@ -87,7 +88,7 @@ class Judge:
 
     def verdict(
         self,
-        case: Case,
+        case: Case | OpCase,
         *,
         in_turn: bool = False,
         explain: bool = False,
@@ -121,7 +122,7 @@ class Judge:
         )
 
     def _with_origins(
-        self, results: list[PropertyResult], case: Case, base: Run
+        self, results: list[PropertyResult], case: Case | OpCase, base: Run
     ) -> list[PropertyResult]:
         """The results with whose byte was found, where a run with origins comes to its end."""
         try:
@@ -160,7 +161,9 @@ class Judge:
                 where=self._where,
             )
 
-    def _results(self, case: Case, runs: dict[str, Run], in_turn: bool) -> list[PropertyResult]:
+    def _results(
+        self, case: Case | OpCase, runs: dict[str, Run], in_turn: bool
+    ) -> list[PropertyResult]:
         """What there is to say of each property, in the order of the table; they are asked in it,
         too, but for turns, so that what there is patience for does not depend on whose turn it is.
         """
@@ -179,7 +182,7 @@ class Judge:
                 decided += found[each.name].outcome != "not_checked"
         return [found[name] for name in PROPERTY_NAMES if name in found]
 
-    def _result(self, each: Property, case: Case, runs: dict[str, Run]) -> PropertyResult:
+    def _result(self, each: Property, case: Case | OpCase, runs: dict[str, Run]) -> PropertyResult:
         base = runs[BASE]
         if each.name != "crash" and base.error:
             return PropertyResult(each.name, "not_checked", "the target raised")
@@ -221,7 +224,7 @@ class Judge:
             note += ", and it is at fault: alone, the target passes every other property"
         return [_noted(each, note) if each.name == "roundtrip" else each for each in results]
 
-    def _no_round_trip(self, case: Case) -> str:
+    def _no_round_trip(self, case: Case | OpCase) -> str:
         if self._partner is None:
             return "the target has no partner that executes the inverse op"
         shown = facts(case)
@@ -241,7 +244,7 @@ def _traceable(result: PropertyResult) -> bool:
     return found is not None and found.place is not None and result.name in ("oracle", "frame")
 
 
-def _explained(result: PropertyResult, case: Case, seen: Seen) -> PropertyResult:
+def _explained(result: PropertyResult, case: Program, seen: Seen) -> PropertyResult:
     violation = result.violation
     if violation is None or violation.place is None or not _traceable(result):
         return result
@@ -266,7 +269,7 @@ def _unchanged_buffers(base: Run, case: Program) -> dict[str, Tensor]:
     return {name: base.before[name] for name in names if held(base.case, name) == held(case, name)}
 
 
-def _origin(case: Case, seen: Seen, buffer: str, byte: int) -> Place | None:
+def _origin(case: Program, seen: Seen, buffer: str, byte: int) -> Place | None:
     origin = None if seen.origin_of is None else seen.origin_of(buffer, byte)
     return None if origin is None else place_of(case, *origin)
 

@@ -181,7 +181,7 @@ class GpuLane:
             torch.cuda.synchronize()
         except BaseException as error:  # sys.exit in a target is no end of the worker
             self._leave_if_lost(error)
-            return Seen(error=error)
+            return Seen(error=error, unsupported=isinstance(error, NotCheckedError))
         return Seen()
 
     def rest(self) -> None:
