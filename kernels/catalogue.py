@@ -49,6 +49,11 @@ SHIPPED: tuple[Listed, ...] = (
     Listed("builtin:swap_blocks", "swap_blocks", "kvfuzz's own swap to and from a host cache"),
     Listed("builtin:zero_blocks", "zero_blocks", "kvfuzz's own clearing of whole blocks"),
     Listed(
+        "builtin:per_token_head_quant",
+        "per_token_head_quant",
+        "kvfuzz's own writer that chooses a scale for each head of a token",
+    ),
+    Listed(
         "builtin:slot_mapping",
         "slot_mapping",
         "kvfuzz's own mapping of new tokens to slots, with context parallelism",
@@ -87,6 +92,11 @@ SHIPPED: tuple[Listed, ...] = (
         "vllm:cp_mha_gather_cache",
         "gather_cache",
         "vLLM's AITER gather, NHD and SHUFFLE; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:per_token_head_quant",
+        "per_token_head_quant",
+        "vLLM's writer with a scale for each head of a token; needs --source vllm=DIR",
     ),
     Listed(
         "vllm:slot_mapping_v1",

@@ -22,13 +22,13 @@ Scalars = Mapping[str, int | str]
 Derivation = Callable[[Tensors, Scalars], int | str | bool]
 
 
-def _is_fp8(tensors: Tensors, scalars: Scalars) -> bool:
-    return DTYPES[str(scalars["cache_dtype"])].is_fp8
+def _is_quantised(tensors: Tensors, scalars: Scalars) -> bool:
+    return DTYPES[str(scalars["cache_dtype"])].is_quantised
 
 
 def _kv_cache_dtype(tensors: Tensors, scalars: Scalars) -> str:
     """vLLM's spelling; fn or fnuz is not part of it, the platform decides that."""
-    if not _is_fp8(tensors, scalars):
+    if not _is_quantised(tensors, scalars):
         return "auto"
     return "fp8_e5m2" if "e5m2" in str(scalars["cache_dtype"]) else "fp8_e4m3"
 
@@ -93,7 +93,7 @@ CONTRACTS: dict[str, Contract] = {
             required=("key", "value", "key_cache", "value_cache", "slot_mapping"),
             optional=("k_scale", "v_scale", "kv_cache_layout", "cache_dtype"),
             aliases={**_SCALES, **_CACHES, **_SIZES, "slots": "slot_mapping"},
-            derived={**_DERIVED, "quant": _is_fp8, "num_tokens": _size("slot_mapping", 0)},
+            derived={**_DERIVED, "quant": _is_quantised, "num_tokens": _size("slot_mapping", 0)},
         ),
         Contract(
             op="gather_cache",
@@ -118,7 +118,33 @@ CONTRACTS: dict[str, Contract] = {
                 "value_out": "value",
                 "num_tokens": "total_tokens",
             },
-            derived={**_DERIVED, "dequant": _is_fp8, "total_tokens": _size("token_to_batch", 0)},
+            derived={
+                **_DERIVED,
+                "dequant": _is_quantised,
+                "total_tokens": _size("token_to_batch", 0),
+            },
+        ),
+        Contract(
+            op="per_token_head_quant",
+            required=(
+                "key",
+                "value",
+                "key_cache",
+                "value_cache",
+                "k_scale",
+                "v_scale",
+                "slot_mapping",
+            ),
+            optional=("kv_cache_layout", "cache_dtype"),
+            aliases={
+                **_SCALES,
+                **_CACHES,
+                **_SIZES,
+                "slots": "slot_mapping",
+                "k_scale_cache": "k_scale",
+                "v_scale_cache": "v_scale",
+            },
+            derived={**_DERIVED, "num_tokens": _size("slot_mapping", 0)},
         ),
         Contract(
             op="slot_mapping",

@@ -12,6 +12,7 @@ from kvfuzz.kernels.builtin.cache_views import cache_views
 from kvfuzz.kernels.builtin.copy_blocks import copy_blocks
 from kvfuzz.kernels.builtin.expand_block_table import expand_block_table
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
+from kvfuzz.kernels.builtin.per_token_head_quant import per_token_head_quant
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
 from kvfuzz.kernels.builtin.slot_mapping import slot_mapping
 from kvfuzz.kernels.builtin.swap_blocks import swap_blocks
@@ -31,6 +32,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "swap_blocks": swap_blocks,
     "zero_blocks": zero_blocks,
     "slot_mapping": slot_mapping,
+    "per_token_head_quant": per_token_head_quant,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -46,6 +48,17 @@ INVERSE = {
 """By op that can be undone, who does it."""
 
 QUANTISE = Quantise("x/s", "kernels/builtin/reshape_and_cache.py: quantised")
+
+QUANTISES: dict[str, Quantise] = {
+    "per_token_head_quant": Quantise(
+        "x/s",
+        "kernels/builtin/per_token_head_quant.py: scale_of, quantised",
+        rounding="half_away_fp32",
+        scale_floor=1e-6,
+        largest={"e4m3fnuz": 224.0},
+    ),
+}
+"""By op that quantises in a way of its own, how; the others do as QUANTISE says."""
 
 REFUSALS = (NotImplementedError,)
 
@@ -91,7 +104,9 @@ def _adapter(name: str, op: str, function: Callable[..., Any], source: bytes, ar
         allowed={"cache_dtype": formats_of(arch)},
         source=f"kernels/builtin/{op}.py: every stride and size, the formats of {arch} in Triton",
     )
-    info = TargetInfo(name, op, domain, QUANTISE, INVERSE.get(op, ""), content_of(source))
+    info = TargetInfo(
+        name, op, domain, QUANTISES.get(op, QUANTISE), INVERSE.get(op, ""), content_of(source)
+    )
     return Adapter(info, bind(function, op), REFUSALS)
 
 

@@ -10,6 +10,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "e4m3fnuz": torch.float8_e4m3fnuz,
     "e5m2": torch.float8_e5m2,
     "e5m2fnuz": torch.float8_e5m2fnuz,
+    "int8": torch.int8,
     "u8": torch.uint8,
     "i32": torch.int32,
     "i64": torch.int64,

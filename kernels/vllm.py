@@ -8,37 +8,33 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import vllm_slots
-from kvfuzz.kernels.adapter import Adapter, Call, content_of
+from kvfuzz.kernels import vllm_quant, vllm_slots
+from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contracts import CONVENTIONAL, bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.kernels.source_loader import SourceTree
+from kvfuzz.kernels.vllm_backends import (
+    AITER_FA,
+    BLOCKS_OF_16,
+    FLASH,
+    POWERS_OF_TWO,
+    TRITON_ATTN,
+    content_of_module,
+    function_of,
+    is_packed,
+    kernel_adapter,
+    layouts_of,
+    text_of,
+)
 from kvfuzz.kernels.vllm_pages import pages_of
 from kvfuzz.kernels.vllm_stubs import known
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
-from kvfuzz.model.vocabulary import BLOCK_SIZES, HEAD_SIZES, Levels, conflict
-
-AITER_FA = "vllm/v1/attention/backends/rocm_aiter_fa.py"
-TRITON_ATTN = "vllm/v1/attention/backends/triton_attn.py"
-FLASH = (
-    "vllm/v1/attention/ops/triton_reshape_and_cache_flash.py",
-    "vllm/attention/ops/triton_reshape_and_cache_flash.py",
-)
-
-BLOCKS_OF_16: Levels = tuple(str(n) for n in BLOCK_SIZES if n % 16 == 0)
-"""Both backends refuse other block sizes (get_kv_cache_shape, get_supported_kernel_block_sizes)."""
-POWERS_OF_TWO: Levels = tuple(str(d) for d in HEAD_SIZES if d & (d - 1) == 0)
-"""What tl.arange(0, head_size) can be."""
-
-REFUSALS = (AssertionError, NotImplementedError)
-"""The functions assert on what they do not support."""
+from kvfuzz.model.target import Quantise, TargetSpec
+from kvfuzz.model.vocabulary import Levels, conflict
 
 PACKED_AS_SHUFFLE: dict[str, Levels] = {"layout": ("content_packed",), "order": ("shuffle",)}
 """K and V tiles would overlap; engines give a SHUFFLE cache two head slots instead (#44455)."""
@@ -54,6 +50,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:reshape_and_cache": _writer,
         "vllm:reshape_and_cache_flash": _flash,
         "vllm:reshape_and_cache_shuffle": _shuffle,
+        "vllm:per_token_head_quant": vllm_quant.per_token_head,
         "vllm:slot_mapping_v1": vllm_slots.v1,
         "vllm:slot_mapping_v2": vllm_slots.v2,
     }
@@ -69,8 +66,8 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
 
 def _gather(tree: SourceTree, arch: str) -> Adapter:
     module = tree.load(AITER_FA)
-    function = _function(module, "cp_mha_gather_cache")
-    backend, own = _text(module), inspect.getsource(function)
+    function = function_of(module, "cp_mha_gather_cache")
+    backend, own = text_of(module), inspect.getsource(function)
     has_writer = any((tree.root / file).is_file() for file in FLASH)
     pages = pages_of(tree.root, backend)
     allowed = _aiter_fa(backend, arch, order=_gather_orders(backend, own)) | pages.allowed
@@ -83,21 +80,21 @@ def _gather(tree: SourceTree, arch: str) -> Adapter:
         forbidden=(PACKED_AS_SHUFFLE, *pages.forbidden),
         source=f"{AITER_FA}: cp_mha_gather_cache, get_kv_cache_shape, _split_kv_cache",
     )
-    return _adapter(
+    return kernel_adapter(
         "vllm:cp_mha_gather_cache",
         "gather_cache",
         _strided_as_nhd(bind(function, "gather_cache")),
         domain=domain,
         partner="vllm:reshape_and_cache" if has_writer else "builtin:reshape_and_cache",
-        content=_content(module),
+        content=content_of_module(module),
     )
 
 
 def _shuffle(tree: SourceTree, arch: str) -> Adapter:
     module = tree.load(AITER_FA)
-    function = _function(module, "reshape_and_cache_shuffle_triton")
-    pages = pages_of(tree.root, _text(module))
-    allowed = _aiter_fa(_text(module), arch, order=("shuffle",)) | pages.allowed
+    function = function_of(module, "reshape_and_cache_shuffle_triton")
+    pages = pages_of(tree.root, text_of(module))
+    allowed = _aiter_fa(text_of(module), arch, order=("shuffle",)) | pages.allowed
     nestings = pages.levels("nesting")
     allowed["nesting"] = tuple(
         each for each in nestings if conflict({"order": "shuffle", "nesting": each}) is None
@@ -107,33 +104,35 @@ def _shuffle(tree: SourceTree, arch: str) -> Adapter:
         forbidden=pages.forbidden,
         source=f"{AITER_FA}: reshape_and_cache_shuffle_triton, get_kv_cache_shape",
     )
-    return _adapter(
+    return kernel_adapter(
         "vllm:reshape_and_cache_shuffle",
         "reshape_and_cache",
         bind(function, "reshape_and_cache"),
         domain=domain,
         quantise=Quantise("x/s", f"{AITER_FA}: reshape_and_cache_shuffle_kernel"),
         partner="vllm:cp_mha_gather_cache",
-        content=_content(module),
+        content=content_of_module(module),
     )
 
 
 def _flash(tree: SourceTree, arch: str) -> Adapter:
     module = tree.load(*FLASH)
-    function = _function(module, "triton_reshape_and_cache_flash")
+    function = function_of(module, "triton_reshape_and_cache_flash")
     where = Path(str(module.__file__)).relative_to(tree.root)
     # Before it took a head stride, the function asserted that heads lie side by side.
     dense_heads = "head_stride == head_size" in inspect.getsource(function)
     path = tree.root / TRITON_ATTN
     backend = path.read_text() if path.is_file() else ""
-    packed = not backend or _is_packed(backend)
+    packed = not backend or is_packed(backend)
     pages = pages_of(tree.root, backend)
     domain = Domain(
         allowed=CONVENTIONAL
         | pages.allowed
         | {
             "order": ("nhd",) if dense_heads else ("nhd", "hnd"),
-            "layout": _layouts(("kv_first", "blocks_first", "hybrid"), packed and not dense_heads),
+            "layout": layouts_of(
+                ("kv_first", "blocks_first", "hybrid"), packed and not dense_heads
+            ),
             "block_size": BLOCKS_OF_16,
             # Every fp8 spelling, e5m2 included, is stored as the platform's fp8_dtype().
             "cache_dtype": ("fp32", "bf16", "fp16", dialect_of(arch)),
@@ -143,7 +142,7 @@ def _flash(tree: SourceTree, arch: str) -> Adapter:
         source=f"{where}: triton_reshape_and_cache_flash; {TRITON_ATTN}: get_kv_cache_shape, "
         "get_supported_kernel_block_sizes",
     )
-    return _adapter(
+    return kernel_adapter(
         "vllm:reshape_and_cache_flash",
         "reshape_and_cache",
         bind(function, "reshape_and_cache"),
@@ -151,7 +150,7 @@ def _flash(tree: SourceTree, arch: str) -> Adapter:
         quantise=Quantise("x/s", f"{where}: reshape_and_cache_kernel_flash"),
         # The gather of the same tree takes a part of this domain only.
         partner="builtin:gather_cache",
-        content=_content(module),
+        content=content_of_module(module),
     )
 
 
@@ -185,7 +184,7 @@ def _writer(tree: SourceTree, arch: str) -> Adapter:
     def call(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, int | str]) -> None:
         writers[str(scalars["kv_cache_layout"])](tensors, scalars)
 
-    return _adapter(
+    return kernel_adapter(
         "vllm:reshape_and_cache",
         "reshape_and_cache",
         call,
@@ -196,35 +195,6 @@ def _writer(tree: SourceTree, arch: str) -> Adapter:
     )
 
 
-def _adapter(
-    name: str,
-    op: str,
-    call: Call,
-    *,
-    domain: Domain,
-    partner: str,
-    content: str,
-    quantise: Quantise | None = None,
-) -> Adapter:
-    info = TargetInfo(name, op, domain, quantise or Quantise(), partner, content)
-    return Adapter(info, call, REFUSALS)
-
-
-def _function(module: ModuleType, name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] | None = getattr(module, name, None)
-    if function is None:
-        raise NotCheckedError(f"{module.__file__} has no function {name}: absent in this tree")
-    return function
-
-
-def _text(module: ModuleType) -> str:
-    return Path(str(module.__file__)).read_text()
-
-
-def _content(module: ModuleType) -> str:
-    return content_of(Path(str(module.__file__)).read_bytes())
-
-
 def _strided_as_nhd(call: Call) -> Call:
     """HND caches are handed over as NHD views: SHUFFLE alone is a format of its own."""
 
@@ -233,15 +203,6 @@ def _strided_as_nhd(call: Call) -> Call:
         call(tensors, {**scalars, "kv_cache_layout": layout})
 
     return as_nhd
-
-
-def _is_packed(backend: str) -> bool:
-    """Whether a backend takes K and V out of one content dimension (#44455)."""
-    return re.search(r"transpose\(1, 2\)\s*\.split\(", backend) is not None
-
-
-def _layouts(layouts: Levels, packed: bool) -> Levels:
-    return (*layouts, "content_packed") if packed else layouts
 
 
 def _aiter_fa(backend: str, arch: str, *, order: Levels) -> dict[str, Levels]:
@@ -256,7 +217,7 @@ def _aiter_fa(backend: str, arch: str, *, order: Levels) -> dict[str, Levels]:
     strided = any(level != "shuffle" for level in order)
     return CONVENTIONAL | {
         "order": order,
-        "layout": _layouts(layouts, strided and _is_packed(backend)),
+        "layout": layouts_of(layouts, strided and is_packed(backend)),
         "block_size": BLOCKS_OF_16,
         "head_size": POWERS_OF_TWO,
         "model_dtype": ("bf16", "fp16"),
@@ -269,7 +230,7 @@ def _gather_orders(backend: str, function: str) -> Levels:
     """NHD always; HND where packed caches are HND views; SHUFFLE where the function knows it."""
     return (
         "nhd",
-        *(("hnd",) if _is_packed(backend) else ()),
+        *(("hnd",) if is_packed(backend) else ()),
         *(("shuffle",) if "SHUFFLE" in function else ()),
     )
 

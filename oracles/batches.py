@@ -16,7 +16,7 @@ from kvfuzz.model.case import Buffer, Case, TensorView
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.fill import IntegerFill, word
 from kvfuzz.model.round_trip import touched
-from kvfuzz.model.steps import ACTIVATIONS
+from kvfuzz.model.steps import ACTIVATIONS, is_write
 from kvfuzz.oracles.liveness import row_elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
@@ -39,7 +39,7 @@ def rebatched(case: Case) -> dict[str, Rebatched]:
     A token is a row with a slot, counted in the order of the rows.
     """
     step = case.steps[0]
-    if step.op == "reshape_and_cache":
+    if is_write(step):
         slots = case.integers(step, "slot_mapping")
         if len(slots) == 1:
             return {}
@@ -166,7 +166,7 @@ def batch_variants(base: Run) -> Wanted:
 def _images(base: Run, name: str) -> dict[str, Tensor]:
     """Key and value with their rows in the opposite order, where a write reads them so."""
     case, step = base.case, base.case.steps[0]
-    if name != REVERSED or step.op != "reshape_and_cache":
+    if name != REVERSED or not is_write(step):
         return {}
     rows = torch.arange(len(case.integers(step, "slot_mapping")), device=base.device)
     images: dict[str, Tensor] = {}

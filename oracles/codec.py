@@ -24,6 +24,8 @@ FP32_MANTISSA_BITS = 23
 
 def is_nan(codes: Tensor, dtype: CacheDtype) -> Tensor:
     """Which codes are NaNs; shape of `codes`, bool."""
+    if dtype.is_integer:
+        return torch.zeros_like(codes, dtype=torch.bool)
     if dtype.specials == FINITE_UNSIGNED_ZERO:
         return codes == dtype.sign_bit
     magnitude = codes & (dtype.sign_bit - 1)
@@ -52,6 +54,8 @@ def _rounded(name: str, device: torch.device) -> Tensor:
 
 
 def _decoded(codes: Tensor, dtype: CacheDtype) -> Tensor:
+    if dtype.is_integer:
+        return (codes - (codes & dtype.sign_bit) * 2).to(torch.float32)
     magnitude = codes & (dtype.sign_bit - 1)
     exponent, mantissa = magnitude >> dtype.mantissa_bits, magnitude % (1 << dtype.mantissa_bits)
     widened = mantissa << (FP32_MANTISSA_BITS - dtype.mantissa_bits)
@@ -73,10 +77,14 @@ def _decoded(codes: Tensor, dtype: CacheDtype) -> Tensor:
 
 def encode(values: Tensor, dtype: CacheDtype) -> Tensor:
     """The codes nearest to fp32 `values`, ties to even; int64, shape of `values`."""
+    if dtype.is_integer:
+        low, high = -dtype.sign_bit, dtype.max_code
+        whole = torch.round(torch.nan_to_num(values, nan=0.0).clamp(low, high))
+        return whole.to(torch.int64) & (2 * dtype.sign_bit - 1)
     bits = values.view(torch.int32)
     if dtype.exponent_bits == FP32_EXPONENT_BITS:
         return _shortened(bits.to(torch.int64) & 0xFFFFFFFF, dtype)
-    if not dtype.is_fp8:
+    if not dtype.is_quantised:
         return _encoded(values, dtype)
     odd = (bits >> 16) & 0xFFFF | ((bits & 0xFFFF) != 0)
     return _rounded(dtype.name, values.device)[odd]
@@ -103,7 +111,7 @@ def _encoded(values: Tensor, dtype: CacheDtype) -> Tensor:
     shift = FP32_MANTISSA_BITS - dtype.mantissa_bits + torch.clamp(1 - target, min=0)
     rounded = _round_half_even(significand, torch.clamp(shift, max=40))
     code = rounded + ((torch.clamp(target, min=1) - 1) << dtype.mantissa_bits)
-    overflow = dtype.max_code if dtype.is_fp8 else dtype.max_code + 1
+    overflow = dtype.max_code if dtype.is_quantised else dtype.max_code + 1
     code = torch.where(code > dtype.max_code, overflow, code)
     negative = bits >= 1 << 31
     if dtype.specials == FINITE_UNSIGNED_ZERO:

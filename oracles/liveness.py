@@ -16,7 +16,7 @@ from torch import Tensor
 from kvfuzz.model.case import Program, Step
 from kvfuzz.model.layout import Field
 from kvfuzz.model.round_trip import touched, touched_blocks
-from kvfuzz.model.steps import ACTIVATIONS, CACHES
+from kvfuzz.model.steps import ACTIVATIONS, CACHES, OUTPUTS, is_write
 from kvfuzz.oracles import image
 from kvfuzz.oracles.memory import Elements
 
@@ -28,7 +28,7 @@ def slots_of(case: Program, step: Step, device: torch.device) -> Tensor:
 
 def rows_of(case: Program, step: Step, device: torch.device) -> Tensor:
     """The rows of key and value that have a token, beside `slots_of`; int64 `[tokens]`."""
-    if step.op == "reshape_and_cache":
+    if is_write(step):
         slots = torch.tensor(case.integers(step, "slot_mapping"), device=device)
         return torch.nonzero(slots >= 0).flatten()
     return torch.arange(len(case.integers(step, "token_to_batch")), device=device)
@@ -36,18 +36,19 @@ def rows_of(case: Program, step: Step, device: torch.device) -> Tensor:
 
 def read_elements(case: Program, step: Step, device: torch.device) -> list[Elements]:
     """What a step reads of the buffers that have dead bytes, token by token."""
-    beside = [parameter for parameter in step.fields if parameter not in CACHES]
-    if step.op == "gather_cache":
-        return cache_elements(case, step, device, (*CACHES, *beside))
-    rows = rows_of(case, step, device)
-    return cache_elements(case, step, device, beside) + row_elements(case, step, rows)
+    written = OUTPUTS[step.op]
+    paged = [each for each in step.fields if each not in (*written, *ACTIVATIONS)]
+    found = cache_elements(case, step, device, paged)
+    return (
+        found + row_elements(case, step, rows_of(case, step, device)) if is_write(step) else found
+    )
 
 
 def written_elements(case: Program, step: Step, device: torch.device) -> list[Elements]:
-    """What a step writes, token by token: of K, or key, and of V, or value."""
-    if step.op == "gather_cache":
-        return row_elements(case, step, rows_of(case, step, device))
-    return cache_elements(case, step, device, CACHES)
+    """What a step writes, token by token: of K, or key, of V, or value, and of scales it makes."""
+    if is_write(step):
+        return cache_elements(case, step, device, OUTPUTS[step.op])
+    return row_elements(case, step, rows_of(case, step, device))
 
 
 def cache_elements(
@@ -136,7 +137,7 @@ def dead_among(
     fields = {
         case.bound_field(step, parameter).buffer
         for step in case.steps
-        for parameter in (*CACHES, *ACTIVATIONS)
+        for parameter in {*CACHES, *ACTIVATIONS, *OUTPUTS[step.op]}
     }
     tables = {
         case.bound_buffer(step, "block_table"): step

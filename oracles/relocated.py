@@ -12,7 +12,7 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.held import held
 from kvfuzz.model.round_trip import touched_blocks
-from kvfuzz.model.steps import CACHES
+from kvfuzz.model.steps import CACHES, is_write
 from kvfuzz.oracles.liveness import read_elements
 from kvfuzz.oracles.observation import Run
 from kvfuzz.oracles.plainer import plainer
@@ -83,10 +83,8 @@ def _renamed(case: Case, names: dict[int, int]) -> Case:
     def slot_of(slot: int) -> int:
         return slot if slot < 0 else names.get(slot // n, slot // n) * n + slot % n
 
-    rename = slot_of if step.op == "reshape_and_cache" else lambda block: names.get(block, block)
-    name = case.bound_buffer(
-        step, "slot_mapping" if step.op == "reshape_and_cache" else "block_table"
-    )
+    rename = slot_of if is_write(step) else lambda block: names.get(block, block)
+    name = case.bound_buffer(step, "slot_mapping" if is_write(step) else "block_table")
     buffers = []
     for buffer in case.buffers:
         if buffer.name == name and isinstance(buffer.fill, IntegerFill):

@@ -57,7 +57,7 @@ class Side(NamedTuple):
 @lru_cache(maxsize=1)
 def scaling(base: Run) -> Scaling | NotChecked:
     """How the case is scaled; the sign of n is decided by the fill seed."""
-    if not DTYPES[base.case.bound_field(base.case.steps[0], SIDES[0][1]).dtype].is_fp8:
+    if not DTYPES[base.case.bound_field(base.case.steps[0], SIDES[0][1]).dtype].is_quantised:
         return NotChecked("a cache that is not fp8 has no scale")
     sides = list(_sides(base))
     if not sides:

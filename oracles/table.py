@@ -12,7 +12,9 @@ from kvfuzz.model.case import Case
 from kvfuzz.model.fill import word
 from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.ops.slots import SLOT_OP
+from kvfuzz.model.rules import READ_SCALES
 from kvfuzz.model.scene import OPS as SCENE_OPS
+from kvfuzz.model.scene import QUANT_OP
 from kvfuzz.oracles import (
     access,
     batches,
@@ -62,7 +64,7 @@ PROPERTIES: tuple[Property, ...] = (
         relations.roundtrip,
         variants=relations.round_trip_variants,
         takes_turns=True,
-        ops=SCENE_OPS,
+        ops=READ_SCALES,
     ),
     Property(
         "determinism",
@@ -81,7 +83,7 @@ PROPERTIES: tuple[Property, ...] = (
         scales.scale_homogeneity,
         variants=scales.scale_variants,
         takes_turns=True,
-        ops=SCENE_OPS,
+        ops=READ_SCALES,
     ),
     Property(
         "layout_equivariance",
@@ -109,7 +111,7 @@ PROPERTIES: tuple[Property, ...] = (
         splits.prefix_split,
         variants=splits.split_variants,
         takes_turns=True,
-        ops=("reshape_and_cache",),
+        ops=("reshape_and_cache", QUANT_OP),
     ),
     Property(
         "partition",

@@ -31,7 +31,7 @@ class Stored:
 def scales_at(memory: Memory, step: Step, name: str, **coordinates: Tensor) -> Tensor:
     """The scale `name` of the element at each coordinate, fp32; broadcasts with the coordinates.
     What is not fp8 has none, and no memory is read for it: 1."""
-    if not DTYPES[memory.case.bound_field(step, CACHES[0]).dtype].is_fp8:
+    if not DTYPES[memory.case.bound_field(step, CACHES[0]).dtype].is_quantised:
         return torch.ones((), device=memory.device)
     codes = memory.read(step, name, **coordinates)
     return codes.to(torch.int32).view(torch.float32)  # positive, so that no bit is lost
@@ -42,7 +42,7 @@ def quantised(codes: Tensor, source: str, cache: str, scale: Tensor, how: Quanti
     if source == cache:
         return codes
     x = decode(codes, DTYPES[source])
-    if DTYPES[cache].is_fp8:
+    if DTYPES[cache].is_quantised:
         x = x / scale if how.quotient == "x/s" else x * (torch.ones_like(scale) / scale)
     return encode(x, DTYPES[cache])
 
@@ -52,7 +52,7 @@ def dequantised(codes: Tensor, cache: str, out: str, scale: Tensor) -> Tensor:
     if cache == out:
         return codes
     x = decode(codes, DTYPES[cache])
-    if DTYPES[cache].is_fp8:
+    if DTYPES[cache].is_quantised:
         x = x * scale
     return encode(x, DTYPES[out])
 

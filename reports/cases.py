@@ -5,7 +5,7 @@ import itertools
 from kvfuzz.model.axes import facts
 from kvfuzz.model.case import Case, Program, TensorView
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.fill import Fill, FloatFill, IntegerFill, ScaleFill, TieFill
+from kvfuzz.model.fill import Fill, FloatFill, GroupFill, IntegerFill, ScaleFill, TieFill
 from kvfuzz.model.plan import Sequence
 from kvfuzz.model.scene import Scene
 from kvfuzz.model.verdict import Launch
@@ -36,7 +36,7 @@ def case_rows(case: Case) -> Pairs:
         ("scales", _scales(scene)),
     ]
     rows += _sequence_rows(scene.batch.sequences, g.block_size)
-    if scene.op == "reshape_and_cache":
+    if scene.op != "gather_cache":
         gap = f", {scene.row_gap} elements between rows" if scene.row_gap else ""
         padding = f"rows {numbers(scene.batch.padding)}" if scene.batch.padding else "no row"
         total = scene.batch.num_rows
@@ -155,6 +155,13 @@ def fill_words(fill: Fill) -> str:
         return (
             f"hash of seed {fill.seed}: {fill.dtype} next to rounding ties of {fill.cache_dtype} "
             f"times {_scale(fill.scale)}"
+        )
+    if isinstance(fill, GroupFill):
+        bias = DTYPES[fill.dtype].bias
+        how = ", the others on rounding ties" if fill.ties else ""
+        return (
+            f"hash of seed {fill.seed}: {fill.dtype} in groups of {fill.group}, the largest of "
+            f"each of magnitude 2^{fill.low - bias} to 2^{fill.high - bias + 1}, or zero{how}"
         )
     if isinstance(fill, ScaleFill):
         return f"hash of seed {fill.seed}: fp32 from {_scale(fill.least)} to four times that"

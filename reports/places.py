@@ -64,7 +64,7 @@ def rows_of(case: Case) -> list[tuple[int, int] | None]:
         for index, sequence in enumerate(scene.batch.sequences)
         for position in range(sequence.start, sequence.start + sequence.length)
     ]
-    if scene.op != "reshape_and_cache":
+    if scene.op == "gather_cache":
         return list(touched)
     padded, remaining = set(scene.batch.padding), iter(touched)
     total = len(touched) + len(padded)
@@ -99,7 +99,7 @@ def _row(case: Case, place: Place) -> str:
     index, offset = divmod(position, case.geometry.block_size)
     block = case.scene.batch.sequences[sequence].block_ids[index]
     slot = block * case.geometry.block_size + offset
-    write = case.scene.op == "reshape_and_cache"
+    write = case.scene.op != "gather_cache"
     by = f"slot {slot}" if write else f"block_table[{sequence}, {index}]"
     return (
         f"row {row} is position {position} of sequence {sequence}: "

@@ -94,7 +94,7 @@ class Space:
         self._rules: list[list[_Table]] = [[] for _ in axes]
         rules = rules_of(op)
         for rule in (*rules, *_forbidden(domain)):
-            if rule.op in ("", op):
+            if not rule.ops or op in rule.ops:
                 self._add(rule)
         self._about = [
             [table for tables in self._rules for table in tables if at in table[0]]

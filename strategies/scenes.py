@@ -22,7 +22,7 @@ SEVERAL = 6
 def drawn_scene(choices: Choices, within: Space) -> Scene:
     """The scene that `choices` make; the first of them are its row."""
     row = within.drawn_row(choices)
-    writes = within.op == "reshape_and_cache"
+    writes = within.op != "gather_cache"
     layer = _layer(choices, row)
     page, element = layer.geometry, itemsize(layer.cache_dtype)
     index, count = _layers(choices, row)

@@ -102,7 +102,7 @@ def path_of(case: AnyCase) -> tuple[str, bool]:
     if isinstance(case, OpCase):
         return family_of(case.scene).path(case.scene), False
     layer = case.scene.attention
-    return code_path(layer.order), DTYPES[layer.cache_dtype].is_fp8
+    return code_path(layer.order), DTYPES[layer.cache_dtype].is_quantised
 
 
 def _instead(case: Case, violation: Violation) -> tuple[str, ...]:

@@ -15,19 +15,22 @@ from kvfuzz.model import layout_facts, tokens
 from kvfuzz.model.any_case import AnyCase, op_of
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Case
-from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, TieFill
+from kvfuzz.model.dtypes import DTYPES, FLOATS, itemsize
+from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, GroupFill, TieFill
 from kvfuzz.model.ops.table import BY_OP, FAMILIES
 from kvfuzz.model.plan_axes import PLAN_AXES
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.scales import SCALES, least_scale
+from kvfuzz.model.scene import QUANT_OP
 from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.script_axes import SCRIPT_AXES
+from kvfuzz.model.steps import is_write
 from kvfuzz.model.vocabulary import (
     BLOCK_SIZES,
     GRANULARITIES,
     HEAD_COUNTS,
     HEAD_SIZES,
+    LARGEST,
     LAYOUTS,
     NESTINGS,
     ORDERS,
@@ -51,21 +54,25 @@ def _dense(case: Case) -> str:
 
 
 def _scale_kind(case: Case) -> str:
+    if case.steps[0].op == QUANT_OP:
+        return "none"
     kinds = set()
     for name in SCALES:
         bits = least_scale(case, case.steps[0], name)
         power_of_two = bits & FP32_MANTISSA == 0
         kinds.add("unit" if bits == FP32_ONE else "power_of_two" if power_of_two else "general")
-    if not DTYPES[layout_facts.key_cache(case).dtype].is_fp8:
+    if not DTYPES[layout_facts.key_cache(case).dtype].is_quantised:
         return "none"
     return next(kind for kind in ("general", "power_of_two", "unit") if kind in kinds)
 
 
 def _values(case: Case) -> str:
     step = case.steps[0]
-    if step.op != "reshape_and_cache":
+    if not is_write(step):
         return "bytes"
     fill = case.buffer(case.bound_buffer(step, "key")).fill
+    if isinstance(fill, GroupFill):
+        return "ties" if fill.ties else "spread"
     return {FloatFill: "spread", TieFill: "ties"}.get(type(fill), "bytes")
 
 
@@ -74,14 +81,32 @@ def _rows(case: Case) -> str:
     return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
 
 
+_WRITES, _GATHERS = ("reshape_and_cache", QUANT_OP), ("gather_cache",)
+
+
+def _of(ops: tuple[str, ...], *levels: str) -> dict[str, Levels]:
+    """The levels that cases of some ops can show, where those are not all."""
+    return dict.fromkeys(ops, levels)
+
+
 TOKEN_AXES: tuple[Axis, ...] = (
     Axis("layout", LAYOUTS, layout_facts.layout),
     Axis("order", ORDERS, layout_facts.order),
     Axis("nesting", NESTINGS, layout_facts.nesting),
     Axis("page", PAGES, layout_facts.page),
     Axis("value_size", VALUE_SIZES, layout_facts.value_size),
-    Axis("granularity", GRANULARITIES, layout_facts.granularity),
-    Axis("cache_dtype", tuple(DTYPES), lambda case: layout_facts.key_cache(case).dtype),
+    Axis(
+        "granularity",
+        GRANULARITIES,
+        layout_facts.granularity,
+        _of((QUANT_OP,), "token_head", "token_head_inline"),
+    ),
+    Axis(
+        "cache_dtype",
+        tuple(DTYPES),
+        lambda case: layout_facts.key_cache(case).dtype,
+        _of(("reshape_and_cache", "gather_cache"), *FLOATS) | _of((QUANT_OP,), *LARGEST),
+    ),
     Axis(
         "model_dtype",
         ("fp32", "bf16", "fp16"),
@@ -102,19 +127,29 @@ TOKEN_AXES: tuple[Axis, ...] = (
         tuple(map(str, HEAD_SIZES)),
         lambda case: str(layout_facts.key_cache(case).extents["dim"]),
     ),
-    Axis("scale", ("none", "unit", "power_of_two", "general"), _scale_kind),
+    Axis(
+        "scale",
+        ("none", "unit", "power_of_two", "general"),
+        _scale_kind,
+        _of((QUANT_OP,), "none"),
+    ),
     Axis("strides", ("dense", "not_dense"), _dense),
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
     Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
     Axis("reach", tokens.REACHES, tokens.reach),
     Axis("first_offset", ("edge", "inside"), tokens.first_offset),
     Axis("last_offset", ("edge", "first", "inside"), tokens.last_offset),
-    Axis("sequences", ("1", "2", "3"), tokens.sequences, {"reshape_and_cache": ("1",)}),
-    Axis("start_block", ("first", "later"), tokens.start_block, {"reshape_and_cache": ("first",)}),
-    Axis("table", ("tight", "wide"), tokens.table, {"reshape_and_cache": ("tight",)}),
-    Axis("padding", ("none", "some"), tokens.padding, {"gather_cache": ("none",)}),
-    Axis("rows", ("dense", "gapped"), _rows, {"gather_cache": ("dense",)}),
-    Axis("values", ("bytes", "spread", "ties"), _values, {"gather_cache": ("bytes",)}),
+    Axis("sequences", ("1", "2", "3"), tokens.sequences, _of(_WRITES, "1")),
+    Axis("start_block", ("first", "later"), tokens.start_block, _of(_WRITES, "first")),
+    Axis("table", ("tight", "wide"), tokens.table, _of(_WRITES, "tight")),
+    Axis("padding", ("none", "some"), tokens.padding, _of(_GATHERS, "none")),
+    Axis("rows", ("dense", "gapped"), _rows, _of(_GATHERS, "dense")),
+    Axis(
+        "values",
+        ("bytes", "spread", "ties"),
+        _values,
+        _of(_GATHERS, "bytes") | _of((QUANT_OP,), "spread", "ties"),
+    ),
 )
 
 OP_AXES = tuple(axis for family in FAMILIES.values() for axis in family.axes)

@@ -18,6 +18,7 @@ from kvfuzz.model.fill import (
     ByteFill,
     Fill,
     FloatFill,
+    GroupFill,
     IntegerFill,
     ScaleFill,
     TieFill,
@@ -152,18 +153,36 @@ def _check_fill(fill: Fill, nbytes: int, where: str) -> None:
     _require(0 <= fill.seed < 1 << 64, f"{where}: seed={fill.seed}, expected 0 to 2**64 - 1")
     if isinstance(fill, FloatFill | TieFill):
         _require(
-            fill.dtype in DTYPES and not DTYPES[fill.dtype].is_fp8,
+            fill.dtype in DTYPES and not DTYPES[fill.dtype].is_quantised,
             f"{where}: dtype={fill.dtype!r}, expected fp32, bf16 or fp16",
         )
+    if isinstance(fill, GroupFill):
+        _check_groups(fill, where)
     if isinstance(fill, FloatFill):
         top = (1 << DTYPES[fill.dtype].exponent_bits) - 1
         _require(0 <= fill.low <= fill.high < top, f"{where}: {fill.low}..{fill.high}")
     if isinstance(fill, TieFill):
-        known = fill.cache_dtype in DTYPES and DTYPES[fill.cache_dtype].is_fp8
+        known = fill.cache_dtype in DTYPES and DTYPES[fill.cache_dtype].is_quantised
         _require(known, f"{where}: cache_dtype={fill.cache_dtype!r}, expected an fp8 format")
         _require(0 < fill.scale < 0x7F800000, f"{where}: scale=0x{fill.scale:08x}")
     if isinstance(fill, ScaleFill):
         _require(0 < fill.least < 0x7F800000 - SPREAD, f"{where}: least=0x{fill.least:08x}")
+
+
+def _check_groups(fill: GroupFill, where: str) -> None:
+    """Magnitudes are normal numbers of the format of the elements, and groups are not empty."""
+    known = fill.dtype in DTYPES and not DTYPES[fill.dtype].is_quantised
+    _require(known, f"{where}: dtype={fill.dtype!r}, expected fp32, bf16 or fp16")
+    cache = DTYPES.get(fill.cache_dtype)
+    _require(
+        cache is not None and cache.is_quantised and 0 < fill.largest <= cache.max_finite,
+        f"{where}: largest={fill.largest} of cache_dtype={fill.cache_dtype!r}",
+    )
+    top = (1 << DTYPES[fill.dtype].exponent_bits) - 1
+    _require(
+        1 <= fill.low <= fill.high < top and fill.group >= 1,
+        f"{where}: {fill.low}..{fill.high}, group={fill.group}",
+    )
 
 
 def check(case: Program) -> None:

@@ -1,9 +1,10 @@
 """The number formats a cache element can have, defined exactly by their bit fields.
 
-The eight-bit formats follow the OCP 8-bit floating point specification (e4m3fn, e5m2) and the
+The eight-bit floats follow the OCP 8-bit floating point specification (e4m3fn, e5m2) and the
 FNUZ formats of AMD's CDNA 3 (e4m3fnuz, e5m2fnuz: one NaN at 0x80, no infinity, no negative zero,
-bias one higher). Decoding is exact for every code; encoding rounds to nearest, ties to even.
-Both are scalar Python on purpose: they are the definition that vectorised code is tested against.
+bias one higher); int8 is for caches whose kernels choose the scales. Decoding is exact for every
+code; encoding rounds to nearest, ties to even. Both are scalar Python on purpose: they are the
+definition that vectorised code is tested against.
 """
 
 import math
@@ -17,10 +18,12 @@ FINITE = "fn"
 """No infinity; only the all-ones code of each sign is NaN."""
 FINITE_UNSIGNED_ZERO = "fnuz"
 """No infinity, no negative zero; the code of negative zero is the only NaN."""
+TWOS_COMPLEMENT = "int"
+"""Whole numbers: every code is one, the sign bit weighs minus its value."""
 
 
 class CacheDtype(msgspec.Struct, frozen=True, dict=True):
-    """A binary floating point format of `1 + exponent_bits + mantissa_bits` bits."""
+    """A number format of `1 + exponent_bits + mantissa_bits` bits; an integer has no exponent."""
 
     name: str
     exponent_bits: int
@@ -34,9 +37,14 @@ class CacheDtype(msgspec.Struct, frozen=True, dict=True):
         return (1 + self.exponent_bits + self.mantissa_bits) // 8
 
     @property
-    def is_fp8(self) -> bool:
+    def is_quantised(self) -> bool:
         """Whether an element is one byte, so that stored = x / scale."""
         return self.itemsize == 1
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the codes are whole numbers in two's complement."""
+        return self.specials == TWOS_COMPLEMENT
 
     @property
     def sign_bit(self) -> int:
@@ -47,6 +55,8 @@ class CacheDtype(msgspec.Struct, frozen=True, dict=True):
     def max_code(self) -> int:
         """The code of the largest finite value."""
         all_ones = self.sign_bit - 1
+        if self.is_integer:
+            return all_ones
         if self.specials == INFINITY_AND_NAN:
             return all_ones - (1 << self.mantissa_bits)
         return all_ones - 1 if self.specials == FINITE else all_ones
@@ -58,7 +68,9 @@ class CacheDtype(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def nan_code(self) -> int:
-        """The code that encoding a NaN yields (positive, quiet)."""
+        """The code that encoding a NaN yields (positive, quiet); an integer's is zero."""
+        if self.is_integer:
+            return 0
         if self.specials == FINITE_UNSIGNED_ZERO:
             return self.sign_bit
         if self.specials == FINITE:
@@ -68,6 +80,8 @@ class CacheDtype(msgspec.Struct, frozen=True, dict=True):
     def decode(self, code: int) -> float:
         """The exact value of `code`; a float64 holds every value of every format here."""
         negative, magnitude = bool(code & self.sign_bit), code & (self.sign_bit - 1)
+        if self.is_integer:
+            return float(code - (code & self.sign_bit) * 2)
         if self.specials == FINITE_UNSIGNED_ZERO:
             if code == self.sign_bit:
                 return math.nan
@@ -88,11 +102,14 @@ class CacheDtype(msgspec.Struct, frozen=True, dict=True):
         """
         if math.isnan(value):
             return self.nan_code
+        if self.is_integer:
+            low, high = -self.sign_bit, self.max_code
+            return round(min(max(value, low), high)) & (2 * self.sign_bit - 1)
         sign = self.sign_bit if math.copysign(1.0, value) < 0 else 0
         magnitude = abs(value)
-        if not self.is_fp8 and math.isinf(magnitude):
+        if not self.is_quantised and math.isinf(magnitude):
             return sign | (self.max_code + 1)
-        if magnitude >= self.max_finite and self.is_fp8:
+        if magnitude >= self.max_finite and self.is_quantised:
             return sign | self.max_code
         # frexp gives magnitude = m * 2**e with m in [0.5, 1): the leading bit weighs 2**(e-1).
         exponent = max(math.frexp(magnitude)[1] - 1 if magnitude else -self.bias, 1 - self.bias)
@@ -100,7 +117,7 @@ class CacheDtype(msgspec.Struct, frozen=True, dict=True):
         steps = round(math.ldexp(magnitude, -quantum))  # Python rounds half to even
         code = steps + ((exponent + self.bias - 1) << self.mantissa_bits)
         if code > self.max_code:
-            code = self.max_code if self.is_fp8 else self.max_code + 1
+            code = self.max_code if self.is_quantised else self.max_code + 1
         if code == 0 and self.specials == FINITE_UNSIGNED_ZERO:
             return 0
         return sign | code
@@ -116,8 +133,12 @@ DTYPES: dict[str, CacheDtype] = {
         CacheDtype("e4m3fnuz", 4, 3, 8, FINITE_UNSIGNED_ZERO),
         CacheDtype("e5m2", 5, 2, 15, INFINITY_AND_NAN),
         CacheDtype("e5m2fnuz", 5, 2, 16, FINITE_UNSIGNED_ZERO),
+        CacheDtype("int8", 0, 7, 0, TWOS_COMPLEMENT),
     )
 }
+
+FLOATS: tuple[str, ...] = tuple(name for name, dtype in DTYPES.items() if not dtype.is_integer)
+"""The formats that a value is rounded into as it is, or divided by a scale that is given."""
 
 INTEGER_SIZES: dict[str, int] = {"u8": 1, "i32": 4, "i64": 8}
 """Bytes of one element of the integer formats that metadata and opaque bytes use."""

@@ -113,7 +113,7 @@ def with_dtypes(scene: Scene, dtypes: tuple[str, str]) -> Scene:
     """Another (cache_dtype, model_dtype); a cache that is not fp8 has no scale and no ties."""
     cache, model = dtypes
     scene = with_part(with_part(scene, "layer", cache_dtype=cache), "scene", model_dtype=model)
-    if DTYPES[cache].is_fp8:
+    if DTYPES[cache].is_quantised:
         return scene
     return with_part(scene, "scene", k_scale=FP32_ONE, v_scale=FP32_ONE, values=VALUES[0])
 

@@ -13,12 +13,19 @@ bits, sign from bit 63, biased exponent `low + (word >> 32) % 2**16 % (high - lo
 scale, rounded to fp32 and then to the element's format, with the sign from bit 63. Element `i` of a
 `scales` fill is one where the least scale is one, the least scale times
 `2 ** ((word >> 32) % 2**16 % 3)` where that is another power of two, and else its bit pattern plus
-the low 24 bits of the word: less than four times as much, with any mantissa.
+the low 24 bits of the word: less than four times as much, with any mantissa. Of a `groups` fill,
+group `i // group` has a word `g` of a stream of its own: zero where `g % 8` is 0, else of biased
+exponent `E = low + (g >> 32) % 2**16 % (high - low + 1)`. Its element number
+`(g >> 16) % 2**16 % group` is the leader. A leader has exponent E, another element
+`max(0, E - (word >> 32) % 2**16 % 12)`, both the mantissa of the low bits of their word, or none
+where `ties`, when a leader is `largest * 2**k` with that exponent, and another element the midpoint
+of codes `c` and `c + 1`, with `c = (word >> 32) % 2**16 % code of largest`, times `2**k`.
 This module is the scalar definition; the worker computes the same in tensors, and TEST_VECTORS
 hold both to it.
 """
 
 import hashlib
+import math
 from functools import lru_cache
 
 import msgspec
@@ -81,7 +88,33 @@ class ScaleFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sc
     least: int
 
 
-Fill = IntegerFill | ByteFill | FloatFill | TieFill | ScaleFill
+class GroupFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="groups"):
+    """Elements of `dtype` in groups of `group` neighbours, as kernels take them that choose a scale
+    for each group: its largest magnitude becomes `largest` of `cache_dtype`.
+
+    The biased exponent of that magnitude is in `low`..`high`, and some groups are zero. With `ties`
+    it is `largest` times a power of two, so that the scale is one, and the other elements lie on
+    rounding ties of the quotient.
+    """
+
+    seed: int
+    dtype: str
+    cache_dtype: str
+    group: int
+    largest: float
+    low: int
+    high: int
+    ties: bool = False
+
+
+Fill = IntegerFill | ByteFill | FloatFill | TieFill | ScaleFill | GroupFill
+
+GROUP_STREAM = "/groups"
+"""What a buffer's name ends with in the name of the stream that has a word for each group."""
+ZERO_GROUPS = 8
+"""One group in so many is zero."""
+OCTAVES = 12
+"""How far below its group's largest element another is, at most, in powers of two."""
 
 FP32_ONE, FP32_MANTISSA = 0x3F800000, (1 << 23) - 1
 SPREAD = 1 << 24
@@ -134,8 +167,32 @@ def scale_at(fill: ScaleFill, stream: str, index: int) -> int:
     return fill.least + bits % SPREAD
 
 
-def code_at(fill: FloatFill | TieFill | ScaleFill, buffer: str, index: int) -> int:
+def power_of(fill: GroupFill, exponent: int) -> float:
+    """`2**k`, so that `largest * 2**k` has the biased `exponent` in the elements' format."""
+    return 2.0 ** (exponent - DTYPES[fill.dtype].bias - (math.frexp(fill.largest)[1] - 1))
+
+
+def _group_code(fill: GroupFill, buffer: str, index: int) -> int:
+    of_group = word(fill.seed, buffer + GROUP_STREAM, index // fill.group)
+    bits, dtype = word(fill.seed, buffer, index), DTYPES[fill.dtype]
+    sign = dtype.sign_bit if bits >> 63 else 0
+    if of_group % ZERO_GROUPS == 0:
+        return sign
+    exponent = fill.low + (of_group >> 32) % (1 << 16) % (fill.high - fill.low + 1)
+    leads = (of_group >> 16) % (1 << 16) % fill.group == index % fill.group
+    choice = (bits >> 32) % (1 << 16)
+    if fill.ties:
+        cache, power = DTYPES[fill.cache_dtype], power_of(fill, exponent)
+        value = fill.largest if leads else midpoint(cache, choice % cache.encode(fill.largest))
+        return sign | dtype.encode(value * power)
+    exponent = exponent if leads else max(0, exponent - choice % OCTAVES)
+    return sign | exponent << dtype.mantissa_bits | bits & ((1 << dtype.mantissa_bits) - 1)
+
+
+def code_at(fill: FloatFill | TieFill | ScaleFill | GroupFill, buffer: str, index: int) -> int:
     """The code of element `index` that `fill` puts into a buffer."""
+    if isinstance(fill, GroupFill):
+        return _group_code(fill, buffer, index)
     if isinstance(fill, ScaleFill):
         return scale_at(fill, buffer, index)
     dtype, bits = DTYPES[fill.dtype], word(fill.seed, buffer, index)

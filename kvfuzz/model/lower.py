@@ -13,11 +13,12 @@ from kvfuzz.model.parts import (
     Setting,
     activation_fill,
     gather_parts,
+    group_fill,
     write_parts,
 )
 from kvfuzz.model.placement import cache_fields, place, state_field
-from kvfuzz.model.scales import SCALES, Scales, inline_scales, scales_of
-from kvfuzz.model.scene import Scene, check
+from kvfuzz.model.scales import SCALES, Scales, inline_scales, made_scales, scale_view, scales_of
+from kvfuzz.model.scene import QUANT_OP, Scene, check
 from kvfuzz.model.steps import PAD_SLOT_ID
 from kvfuzz.model.views import SPELT, cache_view
 
@@ -63,6 +64,13 @@ def lower(scene: Scene) -> Case:
 
 def _scales(scene: Scene, inline: list[Field]) -> list[Scales]:
     layer, seed = scene.attention, scene.fill_seed
+    if scene.op == QUANT_OP:  # the op makes them
+        made = ByteFill(seed)
+        return (
+            [made_scales(name, layer, made) for name in SCALES]
+            if not inline
+            else [Scales(None, each, scale_view(each, layer)) for each in inline]
+        )
     least = (scene.k_scale, scene.v_scale)
     if inline:
         return [
@@ -92,11 +100,14 @@ def _write(scene: Scene) -> Parts:
     padded = set(batch.padding)
     mapping = tuple(PAD_SLOT_ID if row in padded else next(slots) for row in range(batch.num_rows))
     setting = _setting(scene)
-    fills = (
-        activation_fill(setting, scene.k_scale, scene.values),
-        activation_fill(setting, scene.v_scale, scene.values),
-    )
-    return write_parts(setting, mapping, fills, scene.row_gap)
+    if scene.op == QUANT_OP:
+        g = scene.attention.geometry
+        sizes = (g.head_size, g.value_size)
+        k_fill, v_fill = (group_fill(setting, size, scene.values) for size in sizes)
+    else:
+        scales = (scene.k_scale, scene.v_scale)
+        k_fill, v_fill = (activation_fill(setting, each, scene.values) for each in scales)
+    return write_parts(setting, mapping, (k_fill, v_fill), scene.row_gap, scene.op)
 
 
 def _gather(scene: Scene) -> Parts:
@@ -115,5 +126,5 @@ def _gather(scene: Scene) -> Parts:
     return gather_parts(_setting(scene), tuple(table), tuple(starts), tuple(ends), tuple(owners))
 
 
-OPS = {"reshape_and_cache": _write, "gather_cache": _gather}
+OPS = {"reshape_and_cache": _write, "gather_cache": _gather, QUANT_OP: _write}
 """By op, what it adds."""

@@ -9,10 +9,14 @@ import msgspec
 
 from kvfuzz.model.case import Buffer, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.fill import ByteFill, Fill, FloatFill, IntegerFill, TieFill
+from kvfuzz.model.fill import ByteFill, Fill, FloatFill, GroupFill, IntegerFill, TieFill
 from kvfuzz.model.layout import Field, Geometry, Term
 from kvfuzz.model.scales import SCALES
 from kvfuzz.model.steps import PAGE_OPS
+from kvfuzz.model.vocabulary import LARGEST
+
+LOWEST, HIGHEST = 24, 10
+"""Powers of two below and above one that the largest magnitude of a group may have."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -65,8 +69,31 @@ def activation_fill(setting: Setting, scale_bits: int, values: str) -> Fill:
     return FloatFill(seed, model.name, max(0, min(high, smallest - 3 + model.bias)), high)
 
 
+def group_fill(setting: Setting, head_size: int, values: str) -> Fill:
+    """Key or value elements for a kernel that chooses a scale for each head of a token.
+
+    Most heads have magnitudes within a few octaves of one; some are so small that a kernel's least
+    scale counts, or zero. What they are mapped to is what vLLM maps them to.
+    """
+    model = DTYPES[setting.model_dtype]
+    return GroupFill(
+        setting.fill_seed,
+        setting.model_dtype,
+        setting.cache_dtype,
+        head_size,
+        LARGEST[setting.cache_dtype],
+        max(1, model.bias - LOWEST),
+        model.bias + HIGHEST,
+        ties=values == "ties",
+    )
+
+
 def write_parts(
-    setting: Setting, slot_mapping: tuple[int, ...], fills: tuple[Fill, Fill], row_gap: int
+    setting: Setting,
+    slot_mapping: tuple[int, ...],
+    fills: tuple[Fill, Fill],
+    row_gap: int,
+    op: str = "reshape_and_cache",
 ) -> Parts:
     """A write of as many rows as `slot_mapping` has; `fills` are those of key and value."""
     num_rows = len(slot_mapping)
@@ -76,7 +103,7 @@ def write_parts(
         (integers("slot_mapping", slot_mapping, "i64"), key[0], value[0]),
         (key[1], value[1]),
         (key[2], value[2], vector("slot_mapping", num_rows, "i64")),
-        _step(setting, "reshape_and_cache", ("slot_mapping",), {"key": "key", "value": "value"}),
+        _step(setting, op, ("slot_mapping",), {"key": "key", "value": "value"}),
     )
 
 

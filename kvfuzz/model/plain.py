@@ -68,7 +68,7 @@ def size(name: str, levels: tuple[int, ...]) -> Plainer:
 DTYPE_PAIRS = tuple(
     (cache, model)
     for cache in DTYPES
-    for model in (("fp32", "bf16", "fp16") if DTYPES[cache].is_fp8 else (cache,))
+    for model in (("fp32", "bf16", "fp16") if DTYPES[cache].is_quantised else (cache,))
 )
 
 SIZES: tuple[Plainer, ...] = (

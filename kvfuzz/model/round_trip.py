@@ -9,12 +9,13 @@ from kvfuzz.model.case import Case, Program, Step
 from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.parts import Setting, activation_fill, gather_parts, write_parts
 from kvfuzz.model.scales import SCALES, least_scale
+from kvfuzz.model.steps import is_write
 
 
 def touched(case: Program, step: Step) -> list[int]:
     """The slots that a step stores to or reads from, in the order of its rows."""
     n = case.bound_field(step, "key_cache").extents["token"]
-    if step.op == "reshape_and_cache":
+    if is_write(step):
         return [slot for slot in case.integers(step, "slot_mapping") if slot >= 0]
     table, starts = case.integers(step, "block_table"), case.integers(step, "seq_starts")
     ends, width = case.integers(step, "cu_seqlens_kv"), len(table) // len(starts)

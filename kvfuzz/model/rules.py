@@ -21,6 +21,9 @@ from kvfuzz.model.vocabulary import (
     x_of,
 )
 
+READ_SCALES = ("reshape_and_cache", "gather_cache")
+"""The ops that are handed scales; per_token_head_quant makes them."""
+
 BLOCK_ELEMENTS = 1 << 16
 """Most elements of one side of one block: a case stays small enough for hundreds a second."""
 
@@ -28,16 +31,16 @@ BLOCK_ELEMENTS = 1 << 16
 class Rule(msgspec.Struct, frozen=True):
     """`allows(*levels)` says whether the levels of `axes`, in this order, can be shown together.
 
-    `op` limits the rule to one op; empty means all.
+    `ops` limits the rule to some ops; empty means all.
     """
 
     axes: tuple[str, ...]
     allows: Callable[..., bool]
-    op: str = ""
+    ops: tuple[str, ...] = ()
 
 
-def _is_fp8(cache_dtype: str) -> bool:
-    return DTYPES[cache_dtype].is_fp8
+def _is_quantised(cache_dtype: str) -> bool:
+    return DTYPES[cache_dtype].is_quantised
 
 
 def _run_divides(order: str, cache_dtype: str, block_size: str) -> bool:
@@ -74,20 +77,30 @@ RULES: tuple[Rule, ...] = (
     # Far away with heads outside of blocks is a cache of all its heads times as much.
     Rule(("nesting", "reach"), lambda nest, reach: reach == "near" or nest not in HEADS_OUTSIDE),
     # Scales for each block are written out, and inline ones laid over bytes that are held.
-    Rule(("granularity", "reach"), lambda g, reach: reach == "near" or g in ("tensor", "head")),
+    Rule(
+        ("granularity", "reach"),
+        lambda g, reach: reach == "near" or g in ("tensor", "head"),
+        READ_SCALES,
+    ),
     Rule(
         ("granularity", "values"),
         lambda granularity, values: granularity == "tensor" or values != "ties",
-        "reshape_and_cache",
+        ("reshape_and_cache",),
     ),
     Rule(("cache_dtype", "head_size", "value_size"), _can_be_narrower),
-    # A cache that is not fp8 has the model's dtype, and no scale.
-    Rule(("cache_dtype", "model_dtype"), lambda cache, model: _is_fp8(cache) or cache == model),
-    Rule(("cache_dtype", "scale"), lambda cache, scale: _is_fp8(cache) == (scale != "none")),
+    # A cache that is not quantised has the model's dtype, and no scale.
+    Rule(
+        ("cache_dtype", "model_dtype"), lambda cache, model: _is_quantised(cache) or cache == model
+    ),
+    Rule(
+        ("cache_dtype", "scale"),
+        lambda cache, scale: _is_quantised(cache) == (scale != "none"),
+        READ_SCALES,
+    ),
     Rule(
         ("cache_dtype", "values"),
-        lambda cache, values: _is_fp8(cache) == (values != "bytes"),
-        "reshape_and_cache",
+        lambda cache, values: _is_quantised(cache) == (values != "bytes"),
+        ("reshape_and_cache",),
     ),
     # With one token a block, HND is NHD.
     Rule(("order", "block_size"), lambda order, size: order != "hnd" or int(size) > 1),
@@ -104,7 +117,10 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     # Where an element is one byte, bytes are elements.
-    Rule(("cache_dtype", "reach"), lambda c, reach: not (_is_fp8(c) and reach == "past_2g_bytes")),
+    Rule(
+        ("cache_dtype", "reach"),
+        lambda c, reach: not (_is_quantised(c) and reach == "past_2g_bytes"),
+    ),
     Rule(("reach", "block_ids"), lambda reach, ids: reach == "near" or ids != "identity"),
     Rule(("blocks_used", "sequences"), lambda used, sequences: used != "1" or sequences == "1"),
     Rule(
@@ -118,7 +134,7 @@ RULES: tuple[Rule, ...] = (
         lambda ids, sequences, start: (
             ids not in ("split_4", "split_12") or sequences != "1" or start == "later"
         ),
-        "gather_cache",
+        ("gather_cache",),
     ),
     Rule(("block_size", "first_offset"), lambda n, at: at == "edge" or int(n) > 1),
     Rule(("block_size", "last_offset"), _offset_fits),

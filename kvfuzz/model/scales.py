@@ -29,21 +29,26 @@ class Scales(msgspec.Struct, frozen=True):
 
 def scales_of(name: str, layer: AttentionLayer, bits: int, seed: int) -> Scales:
     """The scales `name` of a layer that lie beside its cache; `bits` is the least of them."""
+    return made_scales(name, layer, _fill(layer, bits, seed))
+
+
+def made_scales(name: str, layer: AttentionLayer, fill: Fill) -> Scales:
+    """The scales `name` of a layer, beside its cache, in memory that first holds `fill`."""
     extents = scale_extents(layer)
     count = math.prod(extents.values())
-    buffer = Buffer(name, SCALE_BYTES * count, _fill(layer, bits, seed))
+    buffer = Buffer(name, SCALE_BYTES * count, fill)
     terms, stride = [], SCALE_BYTES * count
     for axis in SCALE_AXES[layer.granularity]:
         stride //= extents[axis]
         terms.append(Term(axis, stride))
     field = Field(name, name, "fp32", 0, tuple(terms), extents, layer.name)
-    return Scales(buffer, field, _view(field, layer))
+    return Scales(buffer, field, scale_view(field, layer))
 
 
 def inline_scales(field: Field, layer: AttentionLayer, bits: int, seed: int) -> Scales:
     """The scales that lie in the cache, at `field`, which they fill."""
     filled = msgspec.structs.replace(field, fill=_fill(layer, bits, seed))
-    return Scales(None, filled, _view(filled, layer))
+    return Scales(None, filled, scale_view(filled, layer))
 
 
 def _fill(layer: AttentionLayer, bits: int, seed: int) -> Fill:
@@ -52,7 +57,8 @@ def _fill(layer: AttentionLayer, bits: int, seed: int) -> Fill:
     return ScaleFill(seed, bits)
 
 
-def _view(field: Field, layer: AttentionLayer) -> TensorView:
+def scale_view(field: Field, layer: AttentionLayer) -> TensorView:
+    """What a target is handed for the scales at `field`."""
     strides = {term.axis: term.stride for term in field.terms}
     axes = SCALE_AXES[layer.granularity]
     return TensorView(

@@ -8,7 +8,7 @@ import math
 
 import msgspec
 
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.dtypes import DTYPES, FLOATS
 from kvfuzz.model.fill import LARGE, SPREAD
 from kvfuzz.model.placement import place, scale_extents
 from kvfuzz.model.plan import (
@@ -20,9 +20,11 @@ from kvfuzz.model.plan import (
     check_sharing,
     require,
 )
-from kvfuzz.model.vocabulary import SCALE_BYTES
+from kvfuzz.model.vocabulary import LARGEST, SCALE_BYTES
 
-OPS: tuple[str, ...] = ("reshape_and_cache", "gather_cache")
+OPS: tuple[str, ...] = ("reshape_and_cache", "gather_cache", "per_token_head_quant")
+QUANT_OP = "per_token_head_quant"
+"""The op that chooses the scale of each head of a token, and stores it."""
 VALUES: tuple[str, ...] = ("spread", "ties")
 
 
@@ -69,14 +71,15 @@ def check(scene: Scene) -> None:
     check_layer(layer)
     check_sharing(scene.plan, layer)
     require(
-        scene.model_dtype in DTYPES and not DTYPES[scene.model_dtype].is_fp8,
+        scene.model_dtype in DTYPES and not DTYPES[scene.model_dtype].is_quantised,
         f"model_dtype={scene.model_dtype!r}, expected fp32, bf16 or fp16",
     )
     require(
-        DTYPES[layer.cache_dtype].is_fp8 or layer.cache_dtype == scene.model_dtype,
+        DTYPES[layer.cache_dtype].is_quantised or layer.cache_dtype == scene.model_dtype,
         f"cache_dtype={layer.cache_dtype} with model_dtype={scene.model_dtype}: "
-        "a cache that is not fp8 has the model's dtype",
+        "a cache that is not quantised has the model's dtype",
     )
+    check_op(scene)
     require(
         (layer.layout == "hybrid") == bool(scene.state_blocks),
         f"layout={layer.layout} with state_blocks={scene.state_blocks}: "
@@ -89,10 +92,26 @@ def check(scene: Scene) -> None:
     check_batch(scene.batch, layer, scene.state_blocks)
 
 
+def check_op(scene: Scene) -> None:
+    """Raise UsageError where an op does not go with the cache of `scene`."""
+    layer = scene.attention
+    if scene.op != QUANT_OP:
+        require(
+            layer.cache_dtype in FLOATS,
+            f"cache_dtype={layer.cache_dtype} of {scene.op}: only {QUANT_OP} writes integers",
+        )
+        return
+    require(
+        layer.cache_dtype in LARGEST and layer.granularity.startswith("token_head"),
+        f"{scene.op} of cache_dtype={layer.cache_dtype}, granularity={layer.granularity}: expected "
+        f"one of {', '.join(LARGEST)} with a scale for each head of a token",
+    )
+
+
 def check_scales(scene: Scene) -> None:
     """Raise UsageError with the first thing that makes the scales of `scene` impossible."""
     layer = scene.attention
-    if layer.granularity == "tensor":
+    if layer.granularity == "tensor" or scene.op == QUANT_OP:
         return
     require(
         scene.values != "ties",

@@ -118,8 +118,8 @@ def check(script: Script) -> None:
     dtypes = {layer.cache_dtype for layer in script.plan.owners if layer.is_attention}
     _require(
         script.model_dtype in DTYPES
-        and not DTYPES[script.model_dtype].is_fp8
-        and all(DTYPES[each].is_fp8 or each == script.model_dtype for each in dtypes),
+        and not DTYPES[script.model_dtype].is_quantised
+        and all(DTYPES[each].is_quantised or each == script.model_dtype for each in dtypes),
         f"model_dtype={script.model_dtype!r} with caches of {sorted(dtypes)}",
     )
     _require(

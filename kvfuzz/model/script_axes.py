@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from kvfuzz.model.axis import Axis
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.dtypes import DTYPES, FLOATS
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE
 from kvfuzz.model.plan_axes import PLAN_AXES
 from kvfuzz.model.script import STATEFUL_OP, ScriptCase
 from kvfuzz.model.vocabulary import Levels
 
-CACHE_DTYPES: Levels = tuple(DTYPES)
-MODEL_DTYPES: Levels = tuple(name for name, dtype in DTYPES.items() if not dtype.is_fp8)
+CACHE_DTYPES: Levels = FLOATS
+MODEL_DTYPES: Levels = tuple(name for name, dtype in DTYPES.items() if not dtype.is_quantised)
 SCALED: Levels = ("none", "unit", "power_of_two", "general")
 """The scales of an fp8 cache, as kernels' axis `scale` has them."""
 TOKEN_LEVELS: Levels = ("4", "16", "32")
@@ -50,7 +50,7 @@ def _stored_in(case: ScriptCase) -> str:
 
 
 def _scaled_by(case: ScriptCase) -> str:
-    if not DTYPES[_stored_in(case)].is_fp8:
+    if not DTYPES[_stored_in(case)].is_quantised:
         return "none"
     return max(
         (scale_kind(bits) for bits in (case.script.k_scale, case.script.v_scale)), key=SCALED.index

@@ -134,7 +134,7 @@ def _on(case: ScriptCase, plan: CachePlan) -> ScriptCase | None:
     """`case` on another plan; what is written is of the dtype of its pages, fp8 apart."""
     kept = possible(plan, case.script.host_blocks, case.script.actions)
     dtypes = {layer.cache_dtype for layer in plan.owners if layer.is_attention}
-    wide = [each for each in dtypes if not DTYPES[each].is_fp8]
+    wide = [each for each in dtypes if not DTYPES[each].is_quantised]
     written_in = wide[0] if wide else case.script.model_dtype
     return _with(case, plan=plan, actions=kept, model_dtype=written_in) if kept else None
 

@@ -13,8 +13,8 @@ _AXES = {axis.name for axis in SCRIPT_AXES}
 SCRIPT_RULES: tuple[Rule, ...] = (
     *(rule for rule in PLAN_RULES if {*rule.axes} <= _AXES),
     # A cache that is not fp8 has the model's dtype, and no scale.
-    Rule(("stored_in", "written_in"), lambda s, w: DTYPES[s].is_fp8 or s == w),
-    Rule(("stored_in", "scaled_by"), lambda s, by: DTYPES[s].is_fp8 == (by != "none")),
+    Rule(("stored_in", "written_in"), lambda s, w: DTYPES[s].is_quantised or s == w),
+    Rule(("stored_in", "scaled_by"), lambda s, by: DTYPES[s].is_quantised == (by != "none")),
     # A block is copied where a second sequence holds it.
     Rule(("forks", "copies"), lambda forks, copies: copies == "none" or forks == "some"),
     Rule(("copies", "batches"), lambda copies, batches: copies != "several" or batches == "some"),

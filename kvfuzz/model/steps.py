@@ -33,8 +33,21 @@ PAGE_OPS: dict[str, tuple[str, tuple[str, ...]]] = {
 METADATA: dict[str, dict[str, int]] = {
     "reshape_and_cache": {"slot_mapping": 1},
     "gather_cache": {"block_table": 2, "seq_starts": 1, "cu_seqlens_kv": 1, "token_to_batch": 1},
+    "per_token_head_quant": {"slot_mapping": 1},
 }
 """By op, the metadata tensors that a step binds beside the rest, with their ranks."""
+
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "reshape_and_cache": CACHES,
+    "gather_cache": ACTIVATIONS,
+    "per_token_head_quant": (*CACHES, *SCALES),
+}
+"""By op, the parameters that it writes."""
+
+
+def is_write(step: Step) -> bool:
+    """Whether a step writes rows of activations into slots."""
+    return "slot_mapping" in step.tensors
 
 
 def _require(condition: bool, what: str) -> None:
@@ -52,10 +65,10 @@ def check_steps(case: Program) -> None:
         _require(step.op in METADATA, f"op={step.op!r}, expected one of {', '.join(METADATA)}")
         _require(case.steps[0].by == "target", "the first step is not by the target")
         _check_bindings(case, step)
-        for name in SCALES:
+        for name in SCALES if SCALES[0] not in OUTPUTS[step.op] else ():
             bits = least_scale(case, step, name)
             _require(0 < bits < INFINITY, f"step {step.op}: {name}=0x{bits:08x}, not positive")
-        if step.op == "reshape_and_cache":
+        if is_write(step):
             _check_write(case, step)
         else:
             _check_gather(case, step)

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from kvfuzz.model.axes import Domain
+from kvfuzz.model.dtypes import DTYPES
 
 LANES = ("cpu", "gpu")
 """Where a worker can run kernels."""
@@ -15,6 +16,7 @@ DEFAULT_LANE, DEFAULT_ARCH = "cpu", "gfx942"
 """The arch of the cpu lane decides, for instance, which fp8 an engine uses."""
 
 Quotient = Literal["x/s", "x*(1/s)"]
+Rounding = Literal["half_even", "half_away_fp32"]
 MayHold = Literal["nan", "finite"]
 
 
@@ -23,10 +25,24 @@ class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     The quotient is an IEEE fp32 one, rounded once to the cache dtype, nearest even. Beyond the
     range the oracle saturates; strategies stay inside it, since not every target does.
+
+    A target that chooses scales maps the largest magnitude of a group to `largest`: the scale is
+    `max(max(absmax, absmax_floor) / largest, scale_floor)`, in fp32.
     """
 
     quotient: Quotient = "x/s"
     source: str = ""
+    rounding: Rounding = "half_even"
+    """How a quotient becomes an integer: to nearest, ties to even, or cut off after half of one was
+    added to its magnitude in fp32."""
+    scale_floor: float = 0.0
+    absmax_floor: float = 0.0
+    largest: dict[str, float] = {}
+    """By cache dtype; one that is absent maps to its largest finite number."""
+
+    def top(self, cache_dtype: str) -> float:
+        """What the largest magnitude of a group becomes."""
+        return self.largest.get(cache_dtype, DTYPES[cache_dtype].max_finite)
 
 
 class DeadBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ import itertools
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.round_trip import touched, touched_blocks
+from kvfuzz.model.steps import is_write
 
 REACH = 1 << 31
 REACHES = ("near", "past_2g_bytes", "past_2g_elements")
@@ -81,7 +82,7 @@ def last_offset(case: Case) -> str:
 def sequences(case: Case) -> str:
     """Level of `sequences`; a write sees rows, and no sequences."""
     step = case.steps[0]
-    if step.op != "gather_cache":
+    if is_write(step):
         return "1"
     return str(min(len(case.integers(step, "seq_starts")), 3))
 
@@ -89,7 +90,7 @@ def sequences(case: Case) -> str:
 def start_block(case: Case) -> str:
     """Level of `start_block`: whether the first run begins in its sequence's first block."""
     step = case.steps[0]
-    if step.op != "gather_cache":
+    if is_write(step):
         return "first"
     first = case.integers(step, "seq_starts")[0]
     return "later" if first >= case.geometry.block_size else "first"
@@ -98,7 +99,7 @@ def start_block(case: Case) -> str:
 def table(case: Case) -> str:
     """Level of `table`: whether the block table is wider than the longest sequence."""
     step = case.steps[0]
-    if step.op != "gather_cache":
+    if is_write(step):
         return "tight"
     starts, ends = case.integers(step, "seq_starts"), case.integers(step, "cu_seqlens_kv")
     width = case.tensor(step.tensors["block_table"]).shape[1]
@@ -111,6 +112,6 @@ def table(case: Case) -> str:
 def padding(case: Case) -> str:
     """Level of `padding`: whether a write has rows whose slot is negative."""
     step = case.steps[0]
-    if step.op != "reshape_and_cache":
+    if not is_write(step):
         return "none"
     return "some" if min(case.integers(step, "slot_mapping")) < 0 else "none"

@@ -62,6 +62,10 @@ GRANULARITIES: Levels = ("tensor", "head", "block_head", "token_head", "token_he
 """What shares one scale: the tensor `[1]`, a head `[H]`, a head of a block `[B, H]`, or a head of a
 token `[B, N, H]`; inline, that fp32 follows the elements it is for, in the page."""
 
+LARGEST = {"e4m3fn": 448.0, "e4m3fnuz": 224.0, "int8": 127.0}
+"""By format of a cache whose kernel chooses the scales: what engines map the largest magnitude of a
+group to (vLLM: get_fp8_min_max is 224 on FNUZ)."""
+
 SCALE_BYTES = 4
 """A scale is an fp32."""
 
@@ -80,7 +84,7 @@ def _but(levels: Levels, *excluded: str) -> Levels:
     return tuple(level for level in levels if level not in excluded)
 
 
-_NOT_FP8 = tuple(name for name, dtype in DTYPES.items() if not dtype.is_fp8)
+_NOT_FP8 = tuple(name for name, dtype in DTYPES.items() if not dtype.is_quantised)
 
 CONFLICTS: tuple[tuple[dict[str, Levels], str], ...] = (
     (

@@ -83,8 +83,9 @@ class Judge:
         self.lane = lane
         self._patience = Patience(math.inf)
         self._where = Domain(allowed=dict(where or {}), source="--where")
-        writers = [each for each in self._adapters.values() if each.info.op == "reshape_and_cache"]
-        self._quantise = writers[0].info.quantise if writers else Quantise()
+        writes = target.info.op != "gather_cache"
+        writer = target if writes else partner
+        self._quantise = writer.info.quantise if writer else Quantise()
 
     def verdict(
         self,

@@ -46,7 +46,7 @@ def run_case(case: Any, adapters: dict[str, Any], allocate: Allocate) -> dict[st
     buffers = {}
     for each in case.buffers:
         data = filled(each.fill, each.name, whole(each.nbytes), torch.device("cpu"))
-        if each.name == cache.buffer and DTYPES[cache.dtype].is_fp8:
+        if each.name == cache.buffer and DTYPES[cache.dtype].is_quantised:
             data = without_nonfinite(data, cache.dtype)
         buffers[each.name] = allocate(each.name, data)
     for step in case.steps:

@@ -58,7 +58,7 @@ def drawn(op, count, random_seed):
 
 def _fits(op, scene):
     cache, model = (DTYPES[each] for each in (scene.attention.cache_dtype, scene.model_dtype))
-    if cache.is_fp8 and (op != "gather_cache" or model.name != "fp32"):
+    if cache.is_quantised and (op != "gather_cache" or model.name != "fp32"):
         return False
     if cache.name.endswith("fnuz") and not HAS_FNUZ:
         return False

@@ -17,7 +17,7 @@ PEERS = {
 
 
 def _as_codes(values: np.ndarray, name: str) -> np.ndarray:
-    unsigned = np.uint8 if DTYPES[name].is_fp8 else np.uint16
+    unsigned = np.uint8 if DTYPES[name].is_quantised else np.uint16
     return values.astype(PEERS[name]).view(unsigned)
 
 
@@ -54,7 +54,7 @@ def test_every_finite_code_encodes_back_to_itself(name):
             assert dtype.encode(value) == code
 
 
-@pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if dtype.is_fp8])
+@pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if dtype.is_quantised])
 def test_beyond_the_range_fp8_saturates_and_nan_stays_nan(name):
     dtype = DTYPES[name]
     assert dtype.decode(dtype.encode(1e9)) == dtype.max_finite

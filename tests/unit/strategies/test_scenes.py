@@ -83,7 +83,7 @@ def test_what_a_domain_narrows_and_forbids_is_never_drawn():
 
 def test_fp8_scales_of_k_and_v_differ_unless_both_are_one(many):
     for scene in many[1]:
-        if DTYPES[scene.attention.cache_dtype].is_fp8 and scene.k_scale != 0x3F800000:
+        if DTYPES[scene.attention.cache_dtype].is_quantised and scene.k_scale != 0x3F800000:
             assert scene.k_scale != scene.v_scale
 
 
@@ -92,7 +92,7 @@ def test_stored_and_loaded_values_stay_in_range(many):
     for scene in many[1]:
         cache, model = DTYPES[scene.attention.cache_dtype], DTYPES[scene.model_dtype]
         largest_scale = max(fp32.decode(scene.k_scale), fp32.decode(scene.v_scale))
-        if cache.is_fp8:
+        if cache.is_quantised:
             assert cache.max_finite * largest_scale <= model.max_finite
 
 

@@ -1,0 +1,73 @@
+"""What the backends of a vLLM tree say about the caches that their kernels are handed, and how an
+adapter is made of a function: shared by all adapters of cache kernels.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvfuzz.errors import NotCheckedError
+from kvfuzz.kernels.adapter import Adapter, Call, content_of
+from kvfuzz.model.axes import Domain
+from kvfuzz.model.target import Quantise, TargetInfo
+from kvfuzz.model.vocabulary import BLOCK_SIZES, HEAD_SIZES, Levels
+
+AITER_FA = "vllm/v1/attention/backends/rocm_aiter_fa.py"
+TRITON_ATTN = "vllm/v1/attention/backends/triton_attn.py"
+FLASH = (
+    "vllm/v1/attention/ops/triton_reshape_and_cache_flash.py",
+    "vllm/attention/ops/triton_reshape_and_cache_flash.py",
+)
+
+BLOCKS_OF_16: Levels = tuple(str(n) for n in BLOCK_SIZES if n % 16 == 0)
+"""Both backends refuse other block sizes (get_kv_cache_shape, get_supported_kernel_block_sizes)."""
+POWERS_OF_TWO: Levels = tuple(str(d) for d in HEAD_SIZES if d & (d - 1) == 0)
+"""What tl.arange(0, head_size) can be."""
+
+REFUSALS = (AssertionError, NotImplementedError)
+"""The functions assert on what they do not support."""
+
+
+def kernel_adapter(
+    name: str,
+    op: str,
+    call: Call,
+    *,
+    domain: Domain,
+    partner: str,
+    content: str,
+    quantise: Quantise | None = None,
+) -> Adapter:
+    """The adapter of a function of a tree; `partner` executes the inverse op, if any does."""
+    info = TargetInfo(name, op, domain, quantise or Quantise(), partner, content)
+    return Adapter(info, call, REFUSALS)
+
+
+def function_of(module: ModuleType, name: str) -> Callable[..., Any]:
+    """The function `name` of a module. Raises NotCheckedError where there is none."""
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if function is None:
+        raise NotCheckedError(f"{module.__file__} has no function {name}: absent in this tree")
+    return function
+
+
+def text_of(module: ModuleType) -> str:
+    """The source of a module."""
+    return Path(str(module.__file__)).read_text()
+
+
+def content_of_module(module: ModuleType) -> str:
+    """The hash that names the file of a module."""
+    return content_of(Path(str(module.__file__)).read_bytes())
+
+
+def is_packed(backend: str) -> bool:
+    """Whether a backend takes K and V out of one content dimension (#44455)."""
+    return re.search(r"transpose\(1, 2\)\s*\.split\(", backend) is not None
+
+
+def layouts_of(layouts: Levels, packed: bool) -> Levels:
+    """`layouts`, and content_packed where a backend takes that."""
+    return (*layouts, "content_packed") if packed else layouts
