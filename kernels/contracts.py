@@ -82,8 +82,10 @@ CONVENTIONAL: dict[str, Levels] = {
     "order": ("nhd", "hnd", "shuffle"),
     "value_size": ("same",),
     "granularity": ("tensor",),
+    "values": ("bytes", "spread", "ties"),
 }
-"""What a function takes that says nothing of it: K and V of one size, with one scale each."""
+"""What a function takes that says nothing of it: K and V of one size, with one scale each, and no
+quotient beyond the range of the cache."""
 
 CONTRACTS: dict[str, Contract] = {
     contract.op: contract

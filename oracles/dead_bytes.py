@@ -64,7 +64,7 @@ def _images(base: Run, byte: int | None, by: int) -> dict[str, Tensor]:
         before = base.before[name]
         fill = base.case.buffer(name).fill
         if isinstance(fill, IntegerFill):
-            images[name] = _other_numbers(base.case, fill, before, live, by)
+            images[name] = _other_numbers(base.case, name, before, live, by)
         elif byte is not None:
             images[name] = before.masked_fill(~live, byte)
         else:
@@ -72,15 +72,16 @@ def _images(base: Run, byte: int | None, by: int) -> dict[str, Tensor]:
     return images
 
 
-def _other_numbers(
-    case: Program, fill: IntegerFill, before: Tensor, live: Tensor, by: int
-) -> Tensor:
+def _other_numbers(case: Program, name: str, before: Tensor, live: Tensor, by: int) -> Tensor:
     """Metadata with other stale entries, such as an engine may have left there: those of a block
     table name any block, those of other tensors are no larger than what was there."""
+    fill = case.buffer(name).fill
+    assert isinstance(fill, IntegerFill)  # noqa: S101  (its numbers are written out)
     numbers, size = before.view(INTEGERS[fill.dtype]), itemsize(fill.dtype)
-    cache = case.steps[0].fields.get(CACHES[0])
-    most = case.field(cache).extents["block"] if cache else max(fill.values, default=0) + 1
-    other = (numbers + by) % max(most, 1)
+    step, below = case.steps[0], max(fill.values, default=0) + 1
+    if CACHES[0] in step.fields and case.bound_buffer(step, "block_table") == name:
+        below = case.bound_field(step, CACHES[0]).extents["block"]
+    other = (numbers + by) % max(below, 1)
     return torch.where(live.view(-1, size)[:, 0], numbers, other).view(torch.uint8)
 
 

@@ -2,9 +2,10 @@
 
 Of a cache a gather reads the slots that its metadata name and a write none; of key and value a
 write reads the rows that have a slot and a gather none; a scale inside a page is read with its
-slot. Of a block table the entries count that some token of their sequence needs. Every other byte
-of these buffers is *dead*: unused blocks, Mamba state, the padding of pages, gaps between rows,
-stale entries, whatever an output held before. All bytes of other buffers are live.
+slot. Of a block table the entries count that some token of their sequence needs, of other metadata
+those of the batch. Every other byte of these buffers is *dead*: unused blocks, Mamba state, the
+padding of pages, gaps between rows, stale entries, whatever an output held before. All bytes of
+other buffers are live.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from torch import Tensor
 from kvfuzz.model.case import Program, Step
 from kvfuzz.model.layout import Field
 from kvfuzz.model.round_trip import touched, touched_blocks
-from kvfuzz.model.steps import ACTIVATIONS, CACHES, OUTPUTS, is_write
+from kvfuzz.model.steps import ACTIVATIONS, CACHES, METADATA, OUTPUTS, is_write
 from kvfuzz.oracles import image
 from kvfuzz.oracles.memory import Elements
 
@@ -100,6 +101,21 @@ def near_elements(case: Program, field: Field, device: torch.device) -> Tensor:
     return image.positions(case, field, **shaped).to(device)
 
 
+def used_metadata(case: Program, step: Step) -> dict[str, list[bool]]:
+    """By metadata of a gather, which entries of its buffer count: of a block table those that its
+    tokens need, of others those of the batch. Behind the slots of a write lies padding, which a
+    target may read and leave alone."""
+    if is_write(step):
+        return {}
+    found = {}
+    for name in METADATA[step.op]:
+        used = [True] * len(case.integers(step, name))
+        if name == "block_table":
+            used = [entry for row in used_entries(case, step) for entry in row]
+        found[name] = used + [False] * (len(case.written_out(step, name)) - len(used))
+    return found
+
+
 def used_entries(case: Program, step: Step) -> list[list[bool]]:
     """Which entries of a gather's block table its tokens need; by sequence and column."""
     n = case.bound_field(step, CACHES[0]).extents["token"]
@@ -139,17 +155,16 @@ def dead_among(
         for step in case.steps
         for parameter in {*CACHES, *ACTIVATIONS, *OUTPUTS[step.op]}
     }
-    tables = {
-        case.bound_buffer(step, "block_table"): step
+    metadata = {
+        case.bound_buffer(step, name): used
         for step in case.steps
-        if "block_table" in step.tensors
+        for name, used in used_metadata(case, step).items()
     }
-    dead = {n: each.clone() for n, each in marked.items() if n in fields or n in tables}
+    dead = {n: each.clone() for n, each in marked.items() if n in fields or n in metadata}
     for elements in reads:
         if elements.field.buffer in dead:
             image.mark(dead[elements.field.buffer], elements.at, elements.field.dtype, to=False)
-    for name in dead.keys() & tables.keys():
-        table = dead[name]
-        used = torch.tensor(used_entries(case, tables[name]), device=table.device).flatten()
-        table &= ~used.repeat_interleave(table.numel() // used.numel())
+    for name in dead.keys() & metadata.keys():
+        used = torch.tensor(metadata[name], device=dead[name].device)
+        dead[name] &= ~used.repeat_interleave(dead[name].numel() // len(used))
     return dead

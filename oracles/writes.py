@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvfuzz.model.case import Step
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.dtypes import DTYPES, INFINITY_AND_NAN, CacheDtype
 from kvfuzz.model.layout import Field
 from kvfuzz.model.steps import CACHES
 from kvfuzz.model.target import Quantise
@@ -44,7 +44,22 @@ def quantised(codes: Tensor, source: str, cache: str, scale: Tensor, how: Quanti
     x = decode(codes, DTYPES[source])
     if DTYPES[cache].is_quantised:
         x = x / scale if how.quotient == "x/s" else x * (torch.ones_like(scale) / scale)
-    return encode(x, DTYPES[cache])
+    found = encode(x, DTYPES[cache])
+    return found if how.beyond == "saturate" else overflowed(x, found, DTYPES[cache])
+
+
+def overflowed(values: Tensor, codes: Tensor, dtype: CacheDtype) -> Tensor:
+    """`codes` of `values`, those beyond the range of `dtype` replaced by its infinity, or its NaN.
+
+    Beyond is what would round to more than the largest finite number.
+    """
+    last, quantum = dtype.decode(dtype.max_code), dtype.decode(dtype.max_code)
+    quantum -= dtype.decode(dtype.max_code - 1)
+    beyond = values.abs() >= last + quantum / 2
+    has_infinity = dtype.specials == INFINITY_AND_NAN
+    instead = dtype.max_code + 1 if has_infinity else dtype.nan_code
+    signed = codes & dtype.sign_bit | instead
+    return torch.where(beyond, signed if has_infinity else instead, codes)
 
 
 def dequantised(codes: Tensor, cache: str, out: str, scale: Tensor) -> Tensor:

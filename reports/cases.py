@@ -7,7 +7,7 @@ from kvfuzz.model.case import Case, Program, TensorView
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import Fill, FloatFill, GroupFill, IntegerFill, ScaleFill, TieFill
 from kvfuzz.model.plan import Sequence
-from kvfuzz.model.scene import Scene
+from kvfuzz.model.scene import QUANT_OP, Scene
 from kvfuzz.model.verdict import Launch
 from kvfuzz.reports.text import Pairs, count, numbers
 
@@ -45,6 +45,9 @@ def case_rows(case: Case) -> Pairs:
         longest = max((len(each.block_ids) for each in scene.batch.sequences), default=0)
         stale = ", the rest of a row is stale" if scene.batch.table_width > longest else ""
         rows.append(("block_table", f"{count(scene.batch.table_width, 'column')}{stale}"))
+    if scene.spare_rows or scene.spare_entries:
+        behind = f"{count(scene.spare_rows, 'row')} more, metadata longer by {scene.spare_entries}"
+        rows.append(("behind it", f"{behind}, as engines keep them"))
     if scene.state_blocks:
         rows.append(("state", f"Mamba state in blocks {numbers(scene.state_blocks)}"))
     return rows + _view_rows(case)
@@ -64,6 +67,8 @@ def layout_words(scene: Scene) -> str:
 
 def _scales(scene: Scene) -> str:
     many = scene.attention.granularity != "tensor"
+    if scene.op == QUANT_OP:
+        return f"made by the op, granularity {scene.attention.granularity}"
     least = "from " if many else ""
     said = f"k_scale {least}{_scale(scene.k_scale)}, v_scale {least}{_scale(scene.v_scale)}"
     return f"{said}, granularity {scene.attention.granularity}" if many else said

@@ -15,6 +15,8 @@ from kvfuzz.strategies.scales import scale_pair
 
 MAX_FILL_SEED = (1 << 32) - 1
 MOST_LAYERS = 3
+MOST_SPARE = 5
+"""Rows and entries behind a batch, at most."""
 SEVERAL = 6
 """One in so many caches whose layers lie apart has several of them."""
 
@@ -47,6 +49,8 @@ def drawn_scene(choices: Choices, within: Space) -> Scene:
         v_scale=v_scale,
         values=row["values"] if row["values"] in VALUES else VALUES[0],
         row_gap=row_gap(choices, page.num_kv_heads, page.head_size) if gapped else 0,
+        spare_rows=number(choices, 1, MOST_SPARE) if row["row_count"] == "more" else 0,
+        spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
         fill_seed=choices.integer(0, MAX_FILL_SEED),
     )
 

@@ -6,6 +6,7 @@ what did not reach the target.
 """
 
 import difflib
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -73,12 +74,35 @@ def _values(case: Case) -> str:
     fill = case.buffer(case.bound_buffer(step, "key")).fill
     if isinstance(fill, GroupFill):
         return "ties" if fill.ties else "spread"
-    return {FloatFill: "spread", TieFill: "ties"}.get(type(fill), "bytes")
+    if isinstance(fill, FloatFill):
+        return "beyond" if fill.high > _highest_inside(case) else "spread"
+    return "ties" if isinstance(fill, TieFill) else "bytes"
+
+
+def _highest_inside(case: Case) -> int:
+    """The largest biased exponent of key that its scale keeps inside the range of the cache."""
+    step, cache = case.steps[0], DTYPES[layout_facts.key_cache(case).dtype]
+    least = DTYPES["fp32"].decode(least_scale(case, step, "k_scale"))
+    top = math.frexp(cache.max_finite * least)[1] - 2
+    return max(0, top + DTYPES[case.bound_field(step, "key").dtype].bias)
 
 
 def _rows(case: Case) -> str:
     view = case.tensor(case.steps[0].tensors["key"])
     return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
+
+
+def _row_count(case: Case) -> str:
+    step = case.steps[0]
+    batch = case.integers(step, "slot_mapping" if is_write(step) else "token_to_batch")
+    return "more" if case.bound_field(step, "key").extents["token"] > len(batch) else "exact"
+
+
+def _metadata(case: Case) -> str:
+    step = case.steps[0]
+    name = "slot_mapping" if is_write(step) else "token_to_batch"
+    wider = len(case.written_out(step, name)) > len(case.integers(step, name))
+    return "wider" if wider else "exact"
 
 
 _WRITES, _GATHERS = ("reshape_and_cache", QUANT_OP), ("gather_cache",)
@@ -143,10 +167,12 @@ TOKEN_AXES: tuple[Axis, ...] = (
     Axis("start_block", ("first", "later"), tokens.start_block, _of(_WRITES, "first")),
     Axis("table", ("tight", "wide"), tokens.table, _of(_WRITES, "tight")),
     Axis("padding", ("none", "some"), tokens.padding, _of(_GATHERS, "none")),
+    Axis("row_count", ("exact", "more"), _row_count),
+    Axis("metadata", ("exact", "wider"), _metadata),
     Axis("rows", ("dense", "gapped"), _rows, _of(_GATHERS, "dense")),
     Axis(
         "values",
-        ("bytes", "spread", "ties"),
+        ("bytes", "spread", "ties", "beyond"),
         _values,
         _of(_GATHERS, "bytes") | _of((QUANT_OP,), "spread", "ties"),
     ),

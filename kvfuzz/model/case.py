@@ -107,7 +107,14 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.tensor(step.tensors[parameter]).buffer
 
     def integers(self, step: Step, parameter: str) -> tuple[int, ...]:
-        """The written-out elements of the metadata tensor bound to `parameter`."""
+        """The written-out elements of the metadata tensor bound to `parameter`, without what lies
+        before or behind it in its buffer."""
+        view, values = self.tensor(step.tensors[parameter]), self.written_out(step, parameter)
+        start = view.offset // itemsize(view.dtype)
+        return values[start : start + math.prod(view.shape)]
+
+    def written_out(self, step: Step, parameter: str) -> tuple[int, ...]:
+        """All elements of the buffer behind the metadata tensor bound to `parameter`."""
         fill = self.buffer(self.bound_buffer(step, parameter)).fill
         if not isinstance(fill, IntegerFill):
             raise UsageError(f"{parameter} is bound to a buffer without written-out integers")

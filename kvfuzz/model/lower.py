@@ -87,6 +87,8 @@ def _setting(scene: Scene) -> Setting:
         scene.model_dtype,
         SPELT[layer.order],
         scene.fill_seed,
+        scene.spare_rows,
+        scene.spare_entries,
     )
 
 

@@ -9,12 +9,14 @@ import msgspec
 
 from kvfuzz.model.case import Buffer, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.fill import ByteFill, Fill, FloatFill, GroupFill, IntegerFill, TieFill
+from kvfuzz.model.fill import ByteFill, Fill, FloatFill, GroupFill, IntegerFill, TieFill, word
 from kvfuzz.model.layout import Field, Geometry, Term
 from kvfuzz.model.scales import SCALES
-from kvfuzz.model.steps import PAGE_OPS
+from kvfuzz.model.steps import PAD_SLOT_ID, PAGE_OPS
 from kvfuzz.model.vocabulary import LARGEST
 
+BEYOND = 6
+"""Powers of two by which magnitudes leave the range, where they do."""
 LOWEST, HIGHEST = 24, 10
 """Powers of two below and above one that the largest magnitude of a group may have."""
 
@@ -27,6 +29,8 @@ class Setting(msgspec.Struct, frozen=True):
     model_dtype: str
     kv_cache_layout: str
     fill_seed: int
+    spare_rows: int = 0
+    spare_entries: int = 0
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -52,9 +56,9 @@ def activation_fill(setting: Setting, scale_bits: int, values: str) -> Fill:
     """Key or value elements of the model's dtype, to be stored through the cache dtype.
 
     A plain copy gets hash bytes, NaN payloads included. Before a conversion the magnitudes stay
-    within the cache dtype's range (saturation is a property of its own): `values` says whether
-    they spread down through its subnormals to zero, or lie next to its rounding ties. `scale_bits`
-    is the least of the scales.
+    within the cache dtype's range, unless `values` says that some are `beyond` it: else it says
+    whether they spread down through its subnormals to zero, or lie next to its rounding ties.
+    `scale_bits` is the least of the scales.
     """
     seed = setting.fill_seed
     model, cache = DTYPES[setting.model_dtype], DTYPES[setting.cache_dtype]
@@ -65,7 +69,8 @@ def activation_fill(setting: Setting, scale_bits: int, values: str) -> Fill:
     scale = DTYPES["fp32"].decode(scale_bits)
     top = math.frexp(cache.max_finite * scale)[1] - 1  # 2**top <= max_finite * scale
     smallest = math.frexp(scale)[1] - cache.bias - cache.mantissa_bits  # the least subnormal's
-    high = max(0, min(top - 1 + model.bias, (1 << model.exponent_bits) - 2))
+    more = BEYOND if values == "beyond" else 0
+    high = max(0, min(top - 1 + more + model.bias, (1 << model.exponent_bits) - 2))
     return FloatFill(seed, model.name, max(0, min(high, smallest - 3 + model.bias)), high)
 
 
@@ -99,8 +104,10 @@ def write_parts(
     num_rows = len(slot_mapping)
     key = _rows("key", setting, num_rows, row_gap, fills[0])
     value = _rows("value", setting, num_rows, row_gap, fills[1])
+    # Behind a batch an engine keeps padding, for as many rows as there are of key and value.
+    behind = (PAD_SLOT_ID,) * max(setting.spare_rows, setting.spare_entries)
     return Parts(
-        (integers("slot_mapping", slot_mapping, "i64"), key[0], value[0]),
+        (integers("slot_mapping", slot_mapping + behind, "i64"), key[0], value[0]),
         (key[1], value[1]),
         (key[2], value[2], vector("slot_mapping", num_rows, "i64")),
         _step(setting, op, ("slot_mapping",), {"key": "key", "value": "value"}),
@@ -114,7 +121,11 @@ def gather_parts(
     cu_seqlens_kv: tuple[int, ...],
     token_to_batch: tuple[int, ...],
 ) -> Parts:
-    """A gather of the given runs; `block_table` is `[num_sequences, width]`, row by row."""
+    """A gather of the given runs; `block_table` is `[num_sequences, width]`, row by row.
+
+    Behind each lies what an earlier batch may have left there: ids of blocks, numbers of tokens and
+    of sequences.
+    """
     metadata = {
         "block_table": block_table,
         "seq_starts": seq_starts,
@@ -128,11 +139,24 @@ def gather_parts(
     value = _rows("value_out", setting, num_tokens, 0, ByteFill(setting.fill_seed))
     vectors = [vector(n, len(v), "i32") for n, v in metadata.items() if n != "block_table"]
     return Parts(
-        (*(integers(n, v, "i32") for n, v in metadata.items()), key[0], value[0]),
+        (
+            *(integers(n, v + _stale(setting, n, v, width), "i32") for n, v in metadata.items()),
+            key[0],
+            value[0],
+        ),
         (key[1], value[1]),
         (table, *vectors, key[2], value[2]),
         _step(setting, "gather_cache", tuple(metadata), {"key": "key_out", "value": "value_out"}),
     )
+
+
+def _stale(setting: Setting, name: str, values: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """What lies behind the metadata `name`: rows of a block table, entries of others."""
+    is_table = name == "block_table"
+    below = setting.geometry.num_blocks if is_table else max(values) + 1
+    count = setting.spare_entries * (width if is_table else 1)
+    behind = f"{name} behind"
+    return tuple(word(setting.fill_seed, behind, index) % below for index in range(count))
 
 
 def page_parts(op: str, numbers: tuple[int, ...]) -> Parts:
@@ -163,6 +187,7 @@ def _rows(
     row = (g.num_kv_heads * head_size + gap) * element
     strides = (row, head_size * element, element)
     terms = (Term("token", strides[0]), Term("head", strides[1]), Term("dim", strides[2]))
+    num_rows += setting.spare_rows
     extents = {"token": num_rows, "head": g.num_kv_heads, "dim": head_size}
     field = Field(name, name, dtype, 0, terms, extents)  # type: ignore[arg-type]
     view = TensorView(name, name, dtype, (num_rows, g.num_kv_heads, head_size), strides)

@@ -100,6 +100,8 @@ SIMPLER: tuple[Plainer, ...] = (
     attribute("scene", "v_scale", FP32_ONE, TWO, THREE),
     attribute("scene", "values", *VALUES),
     attribute("scene", "row_gap", 0),
+    attribute("scene", "spare_rows", 0, 1),
+    attribute("scene", "spare_entries", 0, 1),
     Plainer(
         "table_width",
         lambda scene: scene.batch.table_width,

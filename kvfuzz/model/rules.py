@@ -136,6 +136,20 @@ RULES: tuple[Rule, ...] = (
         ),
         ("gather_cache",),
     ),
+    # Half precision ends where e5m2 does.
+    Rule(
+        ("cache_dtype", "model_dtype", "values"),
+        lambda cache, model, values: (
+            values != "beyond" or model != "fp16" or not cache.startswith("e5m2")
+        ),
+        ("reshape_and_cache",),
+    ),
+    # Behind the slots of a write lies padding for every row of key.
+    Rule(
+        ("row_count", "metadata"),
+        lambda rows, metadata: rows == "exact" or metadata == "wider",
+        ("reshape_and_cache", "per_token_head_quant"),
+    ),
     Rule(("block_size", "first_offset"), lambda n, at: at == "edge" or int(n) > 1),
     Rule(("block_size", "last_offset"), _offset_fits),
     Rule(

@@ -25,7 +25,7 @@ from kvfuzz.model.vocabulary import LARGEST, SCALE_BYTES
 OPS: tuple[str, ...] = ("reshape_and_cache", "gather_cache", "per_token_head_quant")
 QUANT_OP = "per_token_head_quant"
 """The op that chooses the scale of each head of a token, and stores it."""
-VALUES: tuple[str, ...] = ("spread", "ties")
+VALUES: tuple[str, ...] = ("spread", "ties", "beyond")
 
 
 class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,9 +43,16 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Where a cache has many scales, the least of them: `kvfuzz.model.fill.ScaleFill`."""
     v_scale: int
     values: str = "spread"
-    """What a write to an fp8 cache stores: `spread` over the range, or `ties` of its rounding."""
+    """What a write to an fp8 cache stores: `spread` over the range, `ties` of its rounding, or some
+    `beyond` it."""
     row_gap: int = 0
     """Elements between the end of one row of key or value and the next (a slice of qkv)."""
+    spare_rows: int = 0
+    """Rows that key and value have behind those of the batch: an engine pads them, or gathers into
+    a workspace that is larger than the batch."""
+    spare_entries: int = 0
+    """Entries that metadata have behind those of the batch: what an engine keeps is as long as its
+    largest batch."""
     fill_seed: int = 0
 
     @property
@@ -64,7 +71,9 @@ def check(scene: Scene) -> None:
     """Raise UsageError with the first thing that makes `scene` impossible."""
     require(scene.op in OPS, f"op={scene.op!r}, expected one of {', '.join(OPS)}")
     require(scene.values in VALUES, f"values={scene.values!r}, expected one of {VALUES}")
-    require(scene.row_gap >= 0, f"row_gap={scene.row_gap}, expected 0 or more")
+    for name in ("row_gap", "spare_rows", "spare_entries"):
+        value = getattr(scene, name)
+        require(value >= 0, f"{name}={value}, expected 0 or more")
     names = [layer.name for layer in scene.plan.layers]
     require(len(set(names)) == len(names), f"two layers share a name among {names}")
     layer = scene.attention

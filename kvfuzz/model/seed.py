@@ -23,7 +23,7 @@ from kvfuzz.model.script_lowering import lower_script
 from kvfuzz.model.upgrades import UPGRADES
 from kvfuzz.model.verdict import ALL_PROPERTY_NAMES, Launch
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

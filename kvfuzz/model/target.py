@@ -16,6 +16,7 @@ DEFAULT_LANE, DEFAULT_ARCH = "cpu", "gfx942"
 """The arch of the cpu lane decides, for instance, which fp8 an engine uses."""
 
 Quotient = Literal["x/s", "x*(1/s)"]
+Beyond = Literal["saturate", "nan"]
 Rounding = Literal["half_even", "half_away_fp32"]
 MayHold = Literal["nan", "finite"]
 
@@ -23,8 +24,9 @@ MayHold = Literal["nan", "finite"]
 class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a write target turns x into a cache element; the oracle has one exact form for each.
 
-    The quotient is an IEEE fp32 one, rounded once to the cache dtype, nearest even. Beyond the
-    range the oracle saturates; strategies stay inside it, since not every target does.
+    The quotient is an IEEE fp32 one, rounded once to the cache dtype, nearest even. A quotient
+    beyond the range is drawn where the domain allows it (`values=beyond`), and becomes what
+    `beyond` says.
 
     A target that chooses scales maps the largest magnitude of a group to `largest`: the scale is
     `max(max(absmax, absmax_floor) / largest, scale_floor)`, in fp32.
@@ -35,6 +37,9 @@ class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounding: Rounding = "half_even"
     """How a quotient becomes an integer: to nearest, ties to even, or cut off after half of one was
     added to its magnitude in fp32."""
+    beyond: Beyond = "saturate"
+    """What a quotient beyond the largest finite number becomes: that number, with its sign, or what
+    the format has instead: NaN, or infinity in e5m2."""
     scale_floor: float = 0.0
     absmax_floor: float = 0.0
     largest: dict[str, float] = {}

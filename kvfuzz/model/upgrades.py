@@ -3,7 +3,7 @@
 Version 2 gives an attention layer its nesting, page padding, granularity and size of V, a field its
 own fill, and a step the fields of its scales, where version 1 had one scale of each side and knew
 nothing of the rest. Version 3 says of which family a case is: of kernels, as all were until then,
-of cache plans, or of scripts.
+of cache plans, or of scripts. Version 4 gives a scene the rows and entries behind its batch.
 """
 
 from collections.abc import Callable
@@ -65,5 +65,13 @@ def _to_3(seed: Raw) -> Raw:
     return {**seed, "schema": 3, "case": {**seed["case"], "type": "tokens"}}
 
 
-UPGRADES: dict[int, Callable[[Raw], Raw]] = {1: _to_2, 2: _to_3}
+def _to_4(seed: Raw) -> Raw:
+    case = seed["case"]
+    if case["type"] == "tokens":
+        scene = {**case["scene"], "spare_rows": 0, "spare_entries": 0}
+        case = {**case, "scene": scene}
+    return {**seed, "schema": 4, "case": case}
+
+
+UPGRADES: dict[int, Callable[[Raw], Raw]] = {1: _to_2, 2: _to_3, 3: _to_4}
 """From schema version to the function that returns the same seed one version later."""

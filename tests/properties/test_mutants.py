@@ -8,9 +8,10 @@ import pytest
 from kvfuzz.engine.explore import Deadline, Exploration, Trial
 from kvfuzz.engine.findings import size_of
 from kvfuzz.kernels.mutants.patches import mutants
+from kvfuzz.model.ops.table import BY_OP
 from kvfuzz.model.scene import OPS
 
-OF_KERNELS = [mutant for mutant in mutants() if mutant.patches in OPS]
+OF_KERNELS = [each for each in mutants() if each.patches in {*OPS, *BY_OP}]
 CATCHABLE = [mutant for mutant in OF_KERNELS if not mutant.survives]
 SURVIVORS = [mutant for mutant in OF_KERNELS if mutant.survives]
 MOST_CASES = 400

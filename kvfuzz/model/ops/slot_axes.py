@@ -79,7 +79,7 @@ def _largest_id(case: Program) -> str:
 
 def _wider(case: Program) -> str:
     """Whether metadata have entries behind those of the batch."""
-    has = len(case.integers(case.steps[0], "idx_mapping"))
+    has = len(case.written_out(case.steps[0], "idx_mapping"))
     return "wider" if has > _num_requests(case) else "exact"
 
 
