@@ -1,33 +1,52 @@
-"""Scales that a kernel chooses for a group of elements, and the codes that follow, bit for bit.
+"""The scales that a quantiser computes itself: one for each group, from its absmax, in fp32.
 
-All of it is fp32 arithmetic with one rounding an operation, in the order that the target declares
-(`kvfuzz.model.target.Quantise`). NumPy's and torch's operations on fp32 are IEEE ones.
+    scale = max(max(absmax, absmax_floor) / largest, scale_floor)
+
+every operation rounded once to fp32. The numbers are those that a target declares (`Quantise`).
 """
 
 import torch
 from torch import Tensor
 
 from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.fill import FP32_MANTISSA
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles.codec import encode
+from kvfuzz.oracles.codec import FP32_MANTISSA_BITS, encode
 
 
-def group_scales(absmax: Tensor, cache_dtype: str, how: Quantise) -> Tensor:
-    """The scale of each group; fp32, shape of `absmax`, the largest magnitude of each in fp32."""
-    top = torch.full_like(absmax, how.top(cache_dtype))
-    return torch.clamp(torch.clamp(absmax, min=how.absmax_floor) / top, min=how.scale_floor)
+def largest_of(cache_dtype: str, how: Quantise) -> float:
+    """The number that the absmax of a group is mapped to in `cache_dtype`."""
+    declared = how.largest.get(cache_dtype)
+    return DTYPES[cache_dtype].max_finite if declared is None else declared
+
+
+def group_scales(absmax_values: Tensor, cache_dtype: str, how: Quantise) -> Tensor:
+    """The fp32 scale of each group whose greatest magnitude is given; shape of `absmax_values`."""
+    absmax = torch.maximum(absmax_values, _fp32(how.absmax_floor, absmax_values))
+    scales = absmax / _fp32(largest_of(cache_dtype, how), absmax)
+    return torch.maximum(scales, _fp32(how.scale_floor, scales))
 
 
 def group_codes(values: Tensor, scale: Tensor, cache_dtype: str, how: Quantise) -> Tensor:
     """The codes of fp32 `values` by their scales, which broadcast: the quotient, rounded as the
-    target declares, within `-top..top`, integers within all of their range."""
-    dtype, top = DTYPES[cache_dtype], how.top(cache_dtype)
-    quotient = (
-        values / scale if how.quotient == "x/s" else values * (torch.ones_like(scale) / scale)
-    )
+    target declares, within `-largest..largest`, integers within all of their range."""
+    dtype, divides = DTYPES[cache_dtype], how.quotient == "x/s"
+    quotient = values / scale if divides else values * (torch.ones_like(scale) / scale)
     if not dtype.is_integer:
-        return encode(torch.clamp(quotient, -top, top), dtype)
+        largest = largest_of(cache_dtype, how)
+        return encode(torch.clamp(quotient, -largest, largest), dtype)
     if how.rounding == "half_away_fp32":
         half = torch.full_like(quotient, 0.5)
         quotient = torch.trunc(torch.where(quotient >= 0, quotient + half, quotient - half))
     return encode(quotient, dtype)
+
+
+def next_powers_of_two(scales: Tensor) -> Tensor:
+    """The least power of two that is no less than each positive, normal fp32: 2**ceil(log2(x)), by
+    its bits."""
+    bits = (scales.view(torch.int32) + FP32_MANTISSA) >> FP32_MANTISSA_BITS << FP32_MANTISSA_BITS
+    return bits.view(torch.float32)
+
+
+def _fp32(number: float, like: Tensor) -> Tensor:
+    return torch.tensor(number, dtype=torch.float32, device=like.device)

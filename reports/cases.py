@@ -162,12 +162,8 @@ def fill_words(fill: Fill) -> str:
             f"times {_scale(fill.scale)}"
         )
     if isinstance(fill, GroupFill):
-        bias = DTYPES[fill.dtype].bias
-        how = ", the others on rounding ties" if fill.ties else ""
-        return (
-            f"hash of seed {fill.seed}: {fill.dtype} in groups of {fill.group}, the largest of "
-            f"each of magnitude 2^{fill.low - bias} to 2^{fill.high - bias + 1}, or zero{how}"
-        )
+        how = "rounding ties" if fill.ties else "magnitudes that differ"
+        return f"hash of seed {fill.seed}: {fill.dtype} in groups of {fill.group}, {how}, some zero"
     if isinstance(fill, ScaleFill):
         return f"hash of seed {fill.seed}: fp32 from {_scale(fill.least)} to four times that"
     return f"hash of seed {fill.seed}: any bytes"

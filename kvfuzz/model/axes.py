@@ -160,7 +160,7 @@ TOKEN_AXES: tuple[Axis, ...] = (
     Axis("strides", ("dense", "not_dense"), _dense),
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
     Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
-    Axis("reach", tokens.REACHES, tokens.reach),
+    Axis("reach", tokens.REACHES, tokens.reach, _of((QUANT_OP,), "near", "past_2g_elements")),
     Axis("first_offset", ("edge", "inside"), tokens.first_offset),
     Axis("last_offset", ("edge", "first", "inside"), tokens.last_offset),
     Axis("sequences", ("1", "2", "3"), tokens.sequences, _of(_WRITES, "1")),

@@ -17,8 +17,6 @@ from kvfuzz.model.vocabulary import LARGEST
 
 BEYOND = 6
 """Powers of two by which magnitudes leave the range, where they do."""
-LOWEST, HIGHEST = 24, 10
-"""Powers of two below and above one that the largest magnitude of a group may have."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -75,20 +73,14 @@ def activation_fill(setting: Setting, scale_bits: int, values: str) -> Fill:
 
 
 def group_fill(setting: Setting, head_size: int, values: str) -> Fill:
-    """Key or value elements for a kernel that chooses a scale for each head of a token.
-
-    Most heads have magnitudes within a few octaves of one; some are so small that a kernel's least
-    scale counts, or zero. What they are mapped to is what vLLM maps them to.
-    """
-    model = DTYPES[setting.model_dtype]
+    """Key or value elements for an op that computes a scale for each head of a token."""
+    largest = LARGEST[setting.cache_dtype]
     return GroupFill(
         setting.fill_seed,
         setting.model_dtype,
         setting.cache_dtype,
         head_size,
-        LARGEST[setting.cache_dtype],
-        max(1, model.bias - LOWEST),
-        model.bias + HIGHEST,
+        largest,
         ties=values == "ties",
     )
 

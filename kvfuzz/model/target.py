@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.dtypes import DTYPES
 
 LANES = ("cpu", "gpu")
 """Where a worker can run kernels."""
@@ -28,8 +27,8 @@ class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beyond the range is drawn where the domain allows it (`values=beyond`), and becomes what
     `beyond` says.
 
-    A target that chooses scales maps the largest magnitude of a group to `largest`: the scale is
-    `max(max(absmax, absmax_floor) / largest, scale_floor)`, in fp32.
+    A target that computes scales gives a group `max(max(absmax, absmax_floor) / largest,
+    scale_floor)`, each step in fp32.
     """
 
     quotient: Quotient = "x/s"
@@ -40,14 +39,13 @@ class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beyond: Beyond = "saturate"
     """What a quotient beyond the largest finite number becomes: that number, with its sign, or what
     the format has instead: NaN, or infinity in e5m2."""
-    scale_floor: float = 0.0
+    scale_floor: float = 1e-6
+    """The least scale that a group is given, where the op computes scales; an fp32."""
     absmax_floor: float = 0.0
+    """The least absmax of a group that is divided, an fp32."""
     largest: dict[str, float] = {}
-    """By cache dtype; one that is absent maps to its largest finite number."""
-
-    def top(self, cache_dtype: str) -> float:
-        """What the largest magnitude of a group becomes."""
-        return self.largest.get(cache_dtype, DTYPES[cache_dtype].max_finite)
+    """By cache dtype, the number that the absmax of a group is mapped to; absent, the format's
+    largest finite one."""
 
 
 class DeadBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

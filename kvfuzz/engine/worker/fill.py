@@ -18,13 +18,18 @@ from kvfuzz.model.fill import (
     FP32_MANTISSA,
     FP32_ONE,
     GOLDEN,
-    GROUP_STREAM,
+    GROUP_DEPTH,
+    GROUP_KINDS,
+    GROUP_MANTISSA,
+    GROUPS,
     MASK,
     MIX_1,
     MIX_2,
-    OCTAVES,
+    SMALL_EXPONENT,
+    SMALL_GROUP,
     SPREAD,
-    ZERO_GROUPS,
+    TIE_EXPONENTS,
+    ZERO_GROUP,
     ByteFill,
     Fill,
     FloatFill,
@@ -32,9 +37,10 @@ from kvfuzz.model.fill import (
     IntegerFill,
     ScaleFill,
     TieFill,
+    group_range,
+    group_ties,
     midpoint,
     origin_of,
-    power_of,
 )
 from kvfuzz.model.held import Held, held
 from kvfuzz.model.layout import INDEX_ORDER, Field
@@ -79,12 +85,9 @@ def _filled(fill: Fill, buffer: str, kept: Held) -> Array:
         codes = np.array([value & MASK for value in fill.values], np.uint64)
         return codes.astype(f"u{itemsize(fill.dtype)}").view(np.uint8)
     dtype = DTYPES["fp32" if isinstance(fill, ScaleFill) else fill.dtype]
-    count = kept.nbytes // dtype.itemsize
-    bits = words(fill.seed, buffer, count)
     if isinstance(fill, GroupFill):
-        number = -(-count // fill.group)
-        return _groups(fill, bits, words(fill.seed, buffer + GROUP_STREAM, number)).view(np.uint8)
-    return _codes(fill, bits).view(np.uint8)
+        return _groups(fill, buffer, kept.nbytes // dtype.itemsize).view(np.uint8)
+    return _codes(fill, words(fill.seed, buffer, kept.nbytes // dtype.itemsize)).view(np.uint8)
 
 
 def before_the_first_launch(case: Program, buffer: Buffer, device: torch.device) -> Tensor:
@@ -147,6 +150,35 @@ def _ties(fill: TieFill, bits: Array) -> Array:
     return codes.astype(f"u{itemsize(fill.dtype)}")
 
 
+def _groups(fill: GroupFill, buffer: str, count: int) -> Array:
+    dtype = DTYPES[fill.dtype]
+    unsigned = np.dtype(f"u{dtype.itemsize}").type
+    bits = words(fill.seed, buffer, count)
+    whole = words(fill.seed, buffer + GROUPS, -(-count // fill.group)).repeat(fill.group)[:count]
+    kind, choice = _choices(whole) % GROUP_KINDS, _choices(bits).astype(np.int32)
+    magnitude, place = (whole.view(np.uint16)[at::4].astype(np.int32) for at in (0, 1))
+    low, high = group_range(dtype)
+    top = low + magnitude % (high - low + 1)
+    top[kind == SMALL_GROUP] = max(0, dtype.bias + SMALL_EXPONENT)
+    depth = choice % (GROUP_DEPTH + 1)
+    spare = max(0, dtype.mantissa_bits - GROUP_MANTISSA)
+    mantissa = bits.astype(unsigned) & unsigned((1 << dtype.mantissa_bits) - (1 << spare))
+    codes: Array = np.maximum(0, top - depth).astype(unsigned) << unsigned(dtype.mantissa_bits)
+    codes |= mantissa
+    if fill.ties:
+        ties = np.array(group_ties(fill), np.float32)
+        first, last = TIE_EXPONENTS
+        values = ties[choice % len(ties)]
+        values[np.arange(count) % fill.group == place % fill.group] = np.float32(fill.largest)
+        values = np.ldexp(values, first + magnitude % (last - first + 1))
+        tied = encode(torch.from_numpy(values), dtype).numpy().astype(unsigned)
+        codes = np.where(kind == SMALL_GROUP, codes, tied)
+        depth = np.where(kind == SMALL_GROUP, depth, 0)
+    codes[(kind == ZERO_GROUP) | (depth == GROUP_DEPTH)] = 0
+    codes[bits >> np.uint64(63) != 0] |= unsigned(dtype.sign_bit)
+    return codes
+
+
 def _floats(fill: FloatFill, bits: Array) -> Array:
     dtype = DTYPES[fill.dtype]
     unsigned = np.dtype(f"u{dtype.itemsize}").type
@@ -157,31 +189,3 @@ def _floats(fill: FloatFill, bits: Array) -> Array:
     codes |= parts[:, 0] & unsigned((1 << dtype.mantissa_bits) - 1)
     codes |= parts[:, -1] & unsigned(dtype.sign_bit)
     return codes
-
-
-def _groups(fill: GroupFill, bits: Array, of_group: Array) -> Array:
-    """The codes of groups: a word for each element, and one for each group."""
-    dtype = DTYPES[fill.dtype]
-    group, place = np.divmod(np.arange(len(bits)), fill.group)
-    mine = of_group[group]
-    exponent = fill.low + _choices(of_group).astype(np.int64)[group] % (fill.high - fill.low + 1)
-    leads = (mine >> np.uint64(16)) % np.uint64(1 << 16) % np.uint64(fill.group) == place
-    choice = _choices(bits).astype(np.int64)
-    if fill.ties:
-        codes = _tied(fill, exponent, leads, choice)
-    else:
-        below = np.where(leads, 0, choice % OCTAVES)
-        codes = np.maximum(exponent - below, 0) << dtype.mantissa_bits
-        codes |= (bits & np.uint64((1 << dtype.mantissa_bits) - 1)).astype(np.int64)
-    codes[mine % np.uint64(ZERO_GROUPS) == 0] = 0
-    codes |= (bits >> np.uint64(63)).astype(np.int64) * dtype.sign_bit
-    return codes.astype(f"u{dtype.itemsize}")
-
-
-def _tied(fill: GroupFill, exponent: Array, leads: Array, choice: Array) -> Array:
-    ties = _midpoints(fill.cache_dtype).astype(np.float64)
-    powers = np.array([power_of(fill, each) for each in range(fill.low, fill.high + 1)])
-    top = DTYPES[fill.cache_dtype].encode(fill.largest)
-    values = np.where(leads, fill.largest, ties[choice % top]) * powers[exponent - fill.low]
-    found = encode(torch.from_numpy(values.astype(np.float32)), DTYPES[fill.dtype]).numpy()
-    return np.array(found, np.int64)

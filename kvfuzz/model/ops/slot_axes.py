@@ -54,22 +54,26 @@ def _last_positions(case: Program) -> list[int]:
     return [positions[start + count - 1] for row, start, count in found if row >= 0 and count]
 
 
+def _virtual_block(case: Program) -> int:
+    """Tokens of a request for which every rank has one manager block."""
+    return _scalar(case, "manager_block_size") * _scalar(case, "cp_size")
+
+
 def _table(case: Program) -> str:
     """Whether the table has columns that no request of the batch needs."""
-    size, ranks = _scalar(case, "block_size"), _scalar(case, "cp_size")
     width = case.tensor(case.steps[0].tensors["block_table"]).shape[1]
-    needed = max((-(-(last + 1) // (size * ranks)) for last in _last_positions(case)), default=0)
-    return "wide" if width > needed else "tight"
+    split = _scalar(case, "manager_block_size") // _scalar(case, "block_size")
+    last = max(_last_positions(case), default=-1)
+    return "wide" if width > -(-(last + 1) // _virtual_block(case)) * split else "tight"
 
 
 def _is_deep(case: Program) -> str:
     """Whether a request has tokens before its batch that fill a block on every rank."""
-    size, ranks = _scalar(case, "block_size"), _scalar(case, "cp_size")
     positions, starts = case.integers(case.steps[0], "positions"), _starts(case)
     first = [
         positions[start] for start, count in zip(starts, _lengths(case), strict=False) if count
     ]
-    return "later" if max(first, default=0) >= size * ranks else "first"
+    return "later" if max(first, default=0) >= _virtual_block(case) else "first"
 
 
 def _largest_id(case: Program) -> str:
@@ -147,8 +151,6 @@ SLOT_RULES: tuple[Rule, ...] = (
         ("requests", "empty", "dummies"),
         lambda requests, empty, dummies: (requests, empty, dummies) != ("2", "some", "some"),
     ),
-    # Ids are drawn below 2**31 slots.
-    Rule(("block_size", "ids"), lambda size, ids: ids == "small" or int(size) << 17 < 1 << 31),
 )
 
 

@@ -1,0 +1,91 @@
+"""Scenes of ops on other things than K and V pages: each case shows its row, all levels occur."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from kvfuzz.errors import UsageError
+from kvfuzz.model.any_case import AnyCase, check_case
+from kvfuzz.model.axes import AXIS, Domain, axes_of, facts
+from kvfuzz.model.ops.op_case import lower_op
+from kvfuzz.model.ops.table import BY_OP, FAMILIES, family_of
+from kvfuzz.strategies import drawn_case, space
+from kvfuzz.strategies.boundaries import boundary_rows
+from kvfuzz.strategies.choices import Drawn
+from kvfuzz.strategies.ops.table import OP_BOUNDARIES
+
+DRAWS = 400
+
+
+@pytest.fixture(params=BY_OP)
+def whole(request):
+    """All rows of an op."""
+    return space(request.param, Domain().narrowed(request.param))
+
+
+def test_each_drawn_case_shows_its_row_and_every_level_occurs(whole):
+    shown = {axis.name: Counter() for axis in axes_of(whole.op)}
+    for seed in range(DRAWS):
+        row = whole.drawn_row(Drawn(seed))
+        case = drawn_case(Drawn(seed), whole)
+        check_case(case)
+        assert facts(case) == row, seed
+        for axis, level in row.items():
+            shown[axis][level] += 1
+    for axis in axes_of(whole.op):
+        assert shown[axis.name].keys() == set(axis.levels_for(whole.op)), axis.name
+
+
+def test_a_case_survives_json_and_is_what_its_scene_means(whole):
+    for seed in range(40):
+        case = drawn_case(Drawn(seed), whole)
+        read = msgspec.json.decode(msgspec.json.encode(case), type=AnyCase)
+        assert read == case == lower_op(case.scene)
+
+
+def test_a_case_that_was_edited_is_no_longer_what_its_scene_means(whole):
+    case = drawn_case(Drawn(0), whole)
+    buffers = (msgspec.structs.replace(case.buffers[0], name="other"), *case.buffers[1:])
+    with pytest.raises(UsageError):
+        check_case(msgspec.structs.replace(case, buffers=buffers))
+
+
+def test_every_boundary_has_a_row(whole):
+    rows = list(boundary_rows(whole, Drawn(0)))
+    assert len(rows) == len(OP_BOUNDARIES[whole.op])
+    for boundary, row in zip(OP_BOUNDARIES[whole.op], rows, strict=True):
+        assert boundary.levels.items() <= row.items()
+
+
+def test_axes_of_one_name_have_the_same_levels_in_every_family():
+    for family in FAMILIES.values():
+        for axis in family.axes:
+            assert axis.levels == AXIS[axis.name].levels, axis.name
+
+
+def _possible(search):
+    """What a search comes to where everything possible will do."""
+    answer = None
+    while True:
+        try:
+            candidate = search.send(answer) if answer is not None else next(search)
+        except StopIteration:
+            return
+        try:
+            lower_op(candidate)
+            answer = True
+            yield candidate
+        except UsageError:
+            answer = False
+
+
+def test_a_search_for_simpler_scenes_ends_and_gets_smaller(whole):
+    for seed in range(12):
+        scene = drawn_case(Drawn(seed), whole).scene
+        family = family_of(scene)
+        smallest, steps = scene, 0
+        for candidate in _possible(family.simpler(scene)):
+            smallest, steps = candidate, steps + 1
+        assert steps < 500
+        assert family.size(smallest) <= family.size(scene)
