@@ -36,7 +36,7 @@ def drawn_scene(choices: Choices, row: dict[str, str]) -> SlotScene:
     virtual = block_size * split * cp_size
     runs = [_run(choices, row, kind, virtual, first=i == 0) for i, kind in enumerate(kinds)]
     held = [
-        0 if kind == "dummy" else -(-(start + length) // virtual) * split
+        0 if kind == "dummy" else -(-(start + length) // virtual)
         for kind, (start, length) in zip(kinds, runs, strict=True)
     ]
     rows, num_rows = _rows(choices, row["state_rows"], kinds)
@@ -46,7 +46,7 @@ def drawn_scene(choices: Choices, row: dict[str, str]) -> SlotScene:
         requests.append(Request(place, start, length, ids[at : at + count]))
         at += count
     tokens = sum(length for _, length in runs)
-    needed = max(held)
+    needed = max(held) * split
     width = needed + (split * number(choices, 1, 3) if row["table"] == "wide" else 0)
     return SlotScene(
         requests=tuple(requests),

@@ -36,10 +36,16 @@ VIEWS = {
     "bed432d83ec41ea1": (["0.24.0", "0.25.0"], []),  # packed Mamba layers, to 0.28.0
     "32acc38b7fe28360": (["0.24.0"], ["0.25.0"]),  # #43945, both layers blocks-first
 }
+# Of other ops, whose seeds are of schema 4.
+OPS = {
+    "b9b7bba082a02584": (["0.24.0"], ["0.29.0"]),  # #51031, V1
+    "b646452117d33011": (["0.24.0"], ["0.29.0"]),  # #51031, V2
+    "5567e5c4b8f63096": (["0.23.0"], ["0.24.0", "0.33.0"]),  # #45361
+}
 CONCH = ("d6a4ec4a1f6b4865", "687df16eebbd7389")  # conch 1.3: head stride never used
 
-RED = [(seed, release) for seed, (red, _) in (VLLM | VIEWS).items() for release in red]
-CLEAN = [(seed, release) for seed, (_, clean) in (VLLM | VIEWS).items() for release in clean]
+RED = [(seed, release) for seed, (red, _) in (VLLM | VIEWS | OPS).items() for release in red]
+CLEAN = [(seed, release) for seed, (_, clean) in (VLLM | VIEWS | OPS).items() for release in clean]
 
 
 def _outcome(replayed) -> str:
@@ -72,7 +78,7 @@ def test_conch_is_red_with_the_recorded_bytes(seed_id):
     assert replayed.same_bytes
 
 
-@pytest.mark.parametrize("seed_id", [*VLLM, *VIEWS, *CONCH])
+@pytest.mark.parametrize("seed_id", [*VLLM, *VIEWS, *OPS, *CONCH])
 def test_our_own_target_is_clean_on_every_seed(seed_id):
     seed = read_seed(SEEDS / f"{seed_id}.json")
     assert replay(seed, target=f"builtin:{seed.op}").exit_code == Exit.CLEAN
@@ -86,7 +92,7 @@ def _id_in_its_file(raw):
 
 def test_every_seed_is_small_named_by_its_id_and_expected_somewhere():
     found = {path.stem: path for path in SEEDS.glob("*.json")}
-    assert found.keys() == {*VLLM, *VIEWS, *CONCH}
+    assert found.keys() == {*VLLM, *VIEWS, *OPS, *CONCH}
     for name, path in found.items():
         assert _id_in_its_file(json.loads(path.read_text())) == name
         assert path.stat().st_size < 4096

@@ -27,20 +27,9 @@ import msgspec
 from kvfuzz.model.case import Buffer, Step, TensorView
 from kvfuzz.model.fill import ByteFill
 from kvfuzz.model.layout import Field, Term
-from kvfuzz.model.ops.family import OpFamily
 from kvfuzz.model.ops.metadata import stale, table, vector
-from kvfuzz.model.ops.slot_axes import SLOT_AXES, SLOT_RULES
 from kvfuzz.model.parts import Parts
 from kvfuzz.model.plan import require
-from kvfuzz.model.search import (
-    Steps,
-    fewest,
-    first_of,
-    lower_number,
-    plainer_value,
-    smallest,
-    until_stable,
-)
 
 SLOT_OP = "slot_mapping"
 NO_ROW = -1
@@ -56,7 +45,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     length: int
     block_ids: tuple[int, ...] = ()
-    """The kernel blocks that it holds on every rank, in order."""
+    """The manager blocks that it holds on every rank, in order; kernel blocks `b * split` and those
+    behind it are block b (vLLM: map_to_kernel_blocks)."""
 
 
 class SlotScene(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="slots"):
@@ -66,7 +56,7 @@ class SlotScene(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sl
     block_size: int
     """Tokens of a kernel block."""
     num_blocks: int
-    """Kernel blocks of the cache: what a stale entry of the table is below."""
+    """Manager blocks of the cache, in which stale entries of the table lie, too."""
     num_rows: int
     table_width: int
     max_num_tokens: int
@@ -111,8 +101,8 @@ def check(scene: SlotScene) -> None:
         f"a table of {scene.num_rows} x {scene.table_width}, spare={scene.spare}",
     )
     require(
-        scene.num_blocks * scene.block_size < 1 << 31,
-        f"num_blocks={scene.num_blocks} of {scene.block_size} tokens: a slot is below 2**31",
+        scene.num_blocks * manager < 1 << 31,
+        f"num_blocks={scene.num_blocks} of {manager} tokens: a slot is below 2**31",
     )
     _check_requests(scene)
 
@@ -130,7 +120,7 @@ def _check_requests(scene: SlotScene) -> None:
     )
     for each in scene.requests:
         held = len(each.block_ids)
-        room = held // scene.split * scene.virtual_block
+        room = held * scene.virtual_block
         require(
             each.start >= 0
             and each.length >= 0
@@ -138,7 +128,7 @@ def _check_requests(scene: SlotScene) -> None:
             f"tokens {each.start}..{each.start + each.length} in {held} blocks of a rank",
         )
         require(
-            held % scene.split == 0 and held <= scene.table_width and (held == 0 or each.row >= 0),
+            held * scene.split <= scene.table_width and (held == 0 or each.row >= 0),
             f"{held} blocks of a request, in a row of {scene.table_width}, split={scene.split}",
         )
 
@@ -210,9 +200,13 @@ def parts(scene: SlotScene) -> Parts:
 def _table(scene: SlotScene) -> tuple[tuple[int, ...], ...]:
     """The block table: rows of requests that are not in the batch are stale, and so is what lies
     behind a request's blocks."""
-    rows = {each.row: each.block_ids for each in scene.requests}
-    width = scene.table_width
-    old = stale(scene.fill_seed, "block_table", scene.num_rows * width, scene.num_blocks)
+    parts = range(scene.split)
+    rows = {
+        each.row: tuple(block * scene.split + part for block in each.block_ids for part in parts)
+        for each in scene.requests
+    }
+    width, below = scene.table_width, scene.num_blocks * scene.split
+    old = stale(scene.fill_seed, "block_table", scene.num_rows * width, below)
     return tuple(
         (*held, *old[row * width + len(held) : (row + 1) * width])
         for row in range(scene.num_rows)
@@ -223,75 +217,3 @@ def _table(scene: SlotScene) -> tuple[tuple[int, ...], ...]:
 def at_rank(scene: SlotScene, rank: int) -> SlotScene:
     """The same batch on another rank."""
     return msgspec.structs.replace(scene, cp_rank=rank)
-
-
-def _requests(scene: SlotScene) -> Steps[SlotScene]:
-    def with_requests(kept: tuple[Request, ...]) -> SlotScene:
-        return msgspec.structs.replace(scene, requests=kept)
-
-    return fewest(scene, scene.requests, with_requests, least=1)
-
-
-def _each_request(scene: SlotScene) -> Steps[SlotScene]:
-    """Shorter requests that start earlier, in their first rows, with the lowest ids."""
-    for index in range(len(scene.requests)):
-        for name, least in (("length", 0), ("start", 0), ("row", 0)):
-            value = getattr(scene.requests[index], name)
-            rebuild = _changing(scene, index, name)
-            scene = yield from smallest(scene, value, least, rebuild)
-    ids = sorted(block for each in scene.requests for block in each.block_ids)
-    lower = dict(zip(ids, range(len(ids)), strict=True))
-    renumbered = tuple(
-        msgspec.structs.replace(each, block_ids=tuple(lower[block] for block in each.block_ids))
-        for each in scene.requests
-    )
-    return (yield from first_of(scene, [msgspec.structs.replace(scene, requests=renumbered)]))
-
-
-def _changing(scene: SlotScene, index: int, name: str):  # type: ignore[no-untyped-def]
-    def rebuild(value: int) -> SlotScene:
-        changed = msgspec.structs.replace(scene.requests[index], **{name: value})
-        needed = -(-(changed.start + changed.length) // scene.virtual_block) * scene.split
-        changed = msgspec.structs.replace(changed, block_ids=changed.block_ids[:needed])
-        requests = (*scene.requests[:index], changed, *scene.requests[index + 1 :])
-        return msgspec.structs.replace(scene, requests=requests)
-
-    return rebuild
-
-
-def simpler(scene: SlotScene) -> Steps[SlotScene]:
-    """Candidates simpler than `scene`, pass after pass."""
-    passes = (
-        _requests,
-        _each_request,
-        plainer_value("cp_size", 1, 2, 3, 4),
-        plainer_value("cp_rank", 0, 1),
-        plainer_value("split", 1, 2),
-        lower_number("interleave", 1),
-        lower_number("block_size", 1),
-        lower_number("spare"),
-        lower_number("max_num_tokens", 1),
-        lower_number("table_width", 1),
-        lower_number("num_rows", 1),
-        lower_number("num_blocks", 1),
-        plainer_value("fill_seed", 0, 1, 2),
-    )
-    return until_stable(scene, passes)
-
-
-def _size(scene: SlotScene) -> tuple[int, ...]:
-    encoded = len(msgspec.json.encode(scene))
-    return (len(scene.requests), scene.num_tokens, scene.cp_size, scene.max_num_tokens, encoded)
-
-
-FAMILY = OpFamily(
-    ops=(SLOT_OP,),
-    axes=SLOT_AXES,
-    rules=SLOT_RULES,
-    op=lambda scene: SLOT_OP,
-    check=check,
-    parts=parts,
-    simpler=simpler,
-    size=_size,
-    path=lambda scene: "one rank" if scene.cp_size == 1 else "ranks",
-)

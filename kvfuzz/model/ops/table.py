@@ -1,12 +1,12 @@
 """The kinds of scenes, by their types and by their ops."""
 
-from kvfuzz.model.ops import slots
+from kvfuzz.model.ops import slot_family
 from kvfuzz.model.ops.family import OpFamily
 from kvfuzz.model.ops.slots import SlotScene
 
 OpScene = SlotScene
 
-FAMILIES: dict[type, OpFamily] = {SlotScene: slots.FAMILY}
+FAMILIES: dict[type, OpFamily] = {SlotScene: slot_family.FAMILY}
 
 BY_OP: dict[str, OpFamily] = {op: family for family in FAMILIES.values() for op in family.ops}
 """By op, its family; what is missing is an op on K and V pages, a plan or a script."""
