@@ -25,6 +25,24 @@ FOUND = [
     (FLASH_WRITER, "0.19.0", "", "complete", {"order": "hnd"}),  # #37940
 ]
 
+OF_OPS = [
+    # (target, release, property, what its smallest case must show, its bytes at most)
+    ("vllm:per_token_head_quant", "0.23.0", "oracle", {"cache_dtype": "int8"}, 512),  # #45361
+    ("vllm:slot_mapping_v1", "0.24.0", "oracle", {"interleave": "beyond", "ranks": "2"}, 64),
+    ("vllm:slot_mapping_v2", "0.24.0", "oracle", {"interleave": "beyond", "ranks": "2"}, 64),
+]
+
+CLEAN_OPS = [
+    ("vllm:per_token_head_quant", "0.24.0"),
+    ("vllm:per_token_head_quant", "0.33.0"),
+    ("vllm:slot_mapping_v1", "0.29.0"),
+    ("vllm:slot_mapping_v1", "0.33.0"),
+    ("vllm:slot_mapping_v2", "0.13.0"),
+    ("vllm:slot_mapping_v2", "0.19.0"),
+    ("vllm:slot_mapping_v2", "0.29.0"),
+    ("vllm:slot_mapping_v2", "0.33.0"),
+]
+
 CLEAN = [
     (FLASH_WRITER, "0.13.0", ""),
     (GATHER, "0.24.0", "order=nhd"),
@@ -48,6 +66,25 @@ def test_a_release_with_the_bug_is_red(campaign, vllm, target, release, where, n
     assert {axis: shown[axis] for axis in shows} == shows
     assert geometry.num_blocks <= 3
     assert geometry.num_kv_heads <= 2
+
+
+@pytest.mark.parametrize(("target", "release", "name", "shows", "most"), OF_OPS)
+def test_a_bug_of_another_op_is_found_and_small(campaign, vllm, target, release, name, shows, most):
+    from kvfuzz.model.axes import facts
+
+    code, (found,), _ = campaign(target, sources=vllm(release), max_cases=300)
+    assert code == Exit.FINDING
+    assert name in {result.name for result in found.verdict.failed}
+    shown = facts(found.seed.case)
+    assert {axis: shown[axis] for axis in shows} == shows
+    assert found.seed.case.nbytes <= most
+
+
+@pytest.mark.parametrize(("target", "release"), CLEAN_OPS)
+def test_another_op_is_clean_where_it_is_right(campaign, vllm, target, release):
+    code, _, summary = campaign(target, sources=vllm(release), max_cases=100)
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 100, 0)
+    assert summary.passed["oracle"] == 100
 
 
 @pytest.mark.parametrize(("target", "release", "where"), CLEAN)
