@@ -40,6 +40,9 @@ from kvfuzz.model.vocabulary import (
     Levels,
 )
 
+EXTREME = 14
+"""From how many powers of two away from one on a scale is tiny, or huge."""
+
 FEW = 20
 """Most words that a message lists."""
 
@@ -60,11 +63,19 @@ def _scale_kind(case: Case) -> str:
     kinds = set()
     for name in SCALES:
         bits = least_scale(case, case.steps[0], name)
-        power_of_two = bits & FP32_MANTISSA == 0
-        kinds.add("unit" if bits == FP32_ONE else "power_of_two" if power_of_two else "general")
+        kinds.add(_kind_of_scale(bits))
     if not DTYPES[layout_facts.key_cache(case).dtype].is_quantised:
         return "none"
-    return next(kind for kind in ("general", "power_of_two", "unit") if kind in kinds)
+    return next(kind for kind in ("extreme", "general", "power_of_two", "unit") if kind in kinds)
+
+
+def _kind_of_scale(bits: int) -> str:
+    fp32 = DTYPES["fp32"]
+    if abs((bits >> fp32.mantissa_bits) - fp32.bias) >= EXTREME:
+        return "extreme"
+    if bits == FP32_ONE:
+        return "unit"
+    return "power_of_two" if bits & FP32_MANTISSA == 0 else "general"
 
 
 def _values(case: Case) -> str:
@@ -153,7 +164,7 @@ TOKEN_AXES: tuple[Axis, ...] = (
     ),
     Axis(
         "scale",
-        ("none", "unit", "power_of_two", "general"),
+        ("none", "unit", "power_of_two", "general", "extreme"),
         _scale_kind,
         _of((QUANT_OP,), "none"),
     ),
