@@ -17,11 +17,20 @@ from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.script_axes import CACHE_DTYPES, HEADS, MODEL_DTYPES, SCALED, TOKEN_LEVELS
 from kvfuzz.model.steps import PAGE_OPS
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
-from kvfuzz.model.vocabulary import Levels
+from kvfuzz.model.vocabulary import DIALECTS, Levels
 
 PREFIX, ALL_OURS = "stateful:", "builtin"
 OPS = ("reshape_and_cache", "gather_cache", *PAGE_OPS)
 """The ops of a script's steps."""
+
+
+def _scripts_with(dtype: str) -> tuple[dict[str, Levels], ...]:
+    """The scripts of which some layer holds `dtype`: the first ones, or the last."""
+    first: dict[str, Levels] = {"stored_in": (dtype,)}
+    if dtype not in DIALECTS:
+        return (first,)
+    return (first, {"stored_in": (DIALECTS[dtype],), "dialects": ("two",)})
+
 
 MEANINGS: dict[str, dict[str, tuple[dict[str, Levels], ...]]] = {
     "layout": {
@@ -39,10 +48,10 @@ MEANINGS: dict[str, dict[str, tuple[dict[str, Levels], ...]]] = {
         "head_first": ({"kv_layout": ("LHBNC",)},),
         "block_head_first": ({"kv_layout": ("BHLNC",)},),
     },
+    "cache_dtype": {level: _scripts_with(level) for level in CACHE_DTYPES},
     **{
         axis: {level: ({name: (level,)},) for level in levels}
         for axis, name, levels in (
-            ("cache_dtype", "stored_in", CACHE_DTYPES),
             ("model_dtype", "written_in", MODEL_DTYPES),
             ("scale", "scaled_by", SCALED),
             ("block_size", "tokens", TOKEN_LEVELS),

@@ -38,14 +38,23 @@ def _between(choices: Choices, shown: str) -> int:
 
 
 def drawn_plan(
-    choices: Choices, row: Row, *, num_blocks: int = 0, cache_dtype: str = ""
+    choices: Choices,
+    row: Row,
+    *,
+    num_blocks: int = 0,
+    cache_dtype: str = "",
+    last_dtype: str = "",
 ) -> CachePlan:
-    """A plan that shows `row`, with so many blocks and this dtype where they are given."""
+    """A plan that shows `row`, with so many blocks and this dtype where they are given; the last
+    group of attention layers has another dtype, of the same size, where that is."""
     first = _first_layer(choices, row, cache_dtype)
     kinds = _kinds_of_groups(choices, row)
     shortest = _shortest(choices, row, len(kinds))
     widest = _between(choices, row["layers"])
     layers = [_of_kind(choices, row, first, kind) for kind in kinds]
+    if last_dtype:
+        last = max(at for at, layer in enumerate(layers) if layer.is_attention)
+        layers[last] = msgspec.structs.replace(layers[last], cache_dtype=last_dtype)
     padded = _paged(choices, row, layers)
     groups = [
         [

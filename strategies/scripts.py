@@ -13,6 +13,7 @@ from kvfuzz.model.manager import BlockManager
 from kvfuzz.model.script import Action, Script, ScriptCase
 from kvfuzz.model.script_axes import copies_level
 from kvfuzz.model.script_lowering import lower_script
+from kvfuzz.model.vocabulary import DIALECTS
 from kvfuzz.strategies.choices import Choices, chance, number, pick
 from kvfuzz.strategies.plans import drawn_plan
 from kvfuzz.strategies.rows import Row, Space
@@ -78,7 +79,14 @@ def _plan(choices: Choices, row: Row) -> CachePlan:
         "element": str(DTYPES[row["stored_in"]].itemsize),
     }
     blocks = BLOCKS * (3 if row["groups"] == "3+" else int(row["groups"]))
-    return drawn_plan(choices, {**row, **plain}, num_blocks=blocks, cache_dtype=row["stored_in"])
+    stored_in = row["stored_in"]
+    return drawn_plan(
+        choices,
+        {**row, **plain},
+        num_blocks=blocks,
+        cache_dtype=stored_in,
+        last_dtype=DIALECTS[stored_in] if row["dialects"] == "two" else stored_in,
+    )
 
 
 class _Story:

@@ -49,6 +49,12 @@ def _stored_in(case: ScriptCase) -> str:
     return next(layer.cache_dtype for layer in case.plan.owners if layer.is_attention)
 
 
+def _dialects(case: ScriptCase) -> str:
+    """Whether the layers of one group hold fp8 of another dialect than those of the others."""
+    dtypes = {layer.cache_dtype for layer in case.plan.owners if layer.is_attention}
+    return "one" if len(dtypes) == 1 else "two"
+
+
 def _scaled_by(case: ScriptCase) -> str:
     if not DTYPES[_stored_in(case)].is_quantised:
         return "none"
@@ -102,6 +108,7 @@ SCRIPT_AXES: tuple[Axis, ...] = (
         if axis.name in OF_PLANS
     ),
     Axis("stored_in", CACHE_DTYPES, _stored_in),
+    Axis("dialects", ("one", "two"), _dialects),
     Axis("written_in", MODEL_DTYPES, lambda case: case.script.model_dtype),
     Axis("scaled_by", SCALED, _scaled_by),
     Axis("forks", SOME, _happens("fork")),

@@ -4,6 +4,7 @@ from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.plan_rules import PLAN_RULES
 from kvfuzz.model.rules import Rule
 from kvfuzz.model.script_axes import SCRIPT_AXES
+from kvfuzz.model.vocabulary import DIALECTS
 
 MOST_OF_A_TOKEN = 512
 """Layers, times tokens of a block, times heads, times bytes of an element, at most."""
@@ -15,6 +16,16 @@ SCRIPT_RULES: tuple[Rule, ...] = (
     # A cache that is not fp8 has the model's dtype, and no scale.
     Rule(("stored_in", "written_in"), lambda s, w: DTYPES[s].is_quantised or s == w),
     Rule(("stored_in", "scaled_by"), lambda s, by: DTYPES[s].is_quantised == (by != "none")),
+    # The layers of a group are alike, so that two dialects take two groups of attention.
+    Rule(
+        ("dialects", "stored_in"), lambda dialects, stored: dialects == "one" or stored in DIALECTS
+    ),
+    Rule(
+        ("dialects", "groups", "kinds"),
+        lambda dialects, groups, kinds: (
+            dialects == "one" or (groups != "1" and kinds != "full+mamba")
+        ),
+    ),
     # A block is copied where a second sequence holds it.
     Rule(("forks", "copies"), lambda forks, copies: copies == "none" or forks == "some"),
     Rule(("copies", "batches"), lambda copies, batches: copies != "several" or batches == "some"),

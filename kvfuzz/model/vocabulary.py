@@ -62,6 +62,14 @@ GRANULARITIES: Levels = ("tensor", "head", "block_head", "token_head", "token_he
 """What shares one scale: the tensor `[1]`, a head `[H]`, a head of a block `[B, H]`, or a head of a
 token `[B, N, H]`; inline, that fp32 follows the elements it is for, in the page."""
 
+DIALECTS: dict[str, str] = {
+    "e4m3fn": "e4m3fnuz",
+    "e4m3fnuz": "e4m3fn",
+    "e5m2": "e5m2fnuz",
+    "e5m2fnuz": "e5m2",
+}
+"""By fp8 format, the same one in the other dialect: one model may hold caches of both."""
+
 LARGEST = {"e4m3fn": 448.0, "e4m3fnuz": 224.0, "int8": 127.0}
 """By format of a cache whose kernel chooses the scales: what engines map the largest magnitude of a
 group to (vLLM: get_fp8_min_max is 224 on FNUZ)."""
