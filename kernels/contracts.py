@@ -19,7 +19,7 @@ from kvfuzz.model.vocabulary import Levels
 
 Tensors = Mapping[str, torch.Tensor]
 Scalars = Mapping[str, int | str]
-Derivation = Callable[[Tensors, Scalars], int | str | bool]
+Derivation = Callable[[Tensors, Scalars], Any]
 
 
 def _is_quantised(tensors: Tensors, scalars: Scalars) -> bool:
@@ -52,6 +52,12 @@ class Contract:
     def known(self) -> tuple[str, ...]:
         """Every parameter name that can be bound."""
         return (*self.required, *self.optional, *self.derived, *self.aliases)
+
+    def value(self, name: str, tensors: Tensors, scalars: Scalars) -> Any:
+        """The argument of a step that has the canonical or derived `name`."""
+        if name in self.derived:
+            return self.derived[name](tensors, scalars)
+        return tensors[name] if name in tensors else scalars[name]
 
     def canonical(self, name: str) -> str | None:
         """The canonical or derived name that a parameter called `name` stands for."""
@@ -133,20 +139,19 @@ CONTRACTS: dict[str, Contract] = {
                 "value",
                 "key_cache",
                 "value_cache",
-                "k_scale",
-                "v_scale",
+                # Spelt as what is written, so that no writer that reads scales is taken for one.
+                "k_scale_cache",
+                "v_scale_cache",
                 "slot_mapping",
             ),
             optional=("kv_cache_layout", "cache_dtype"),
-            aliases={
-                **_SCALES,
-                **_CACHES,
-                **_SIZES,
-                "slots": "slot_mapping",
-                "k_scale_cache": "k_scale",
-                "v_scale_cache": "v_scale",
+            aliases={**_CACHES, **_SIZES, "slots": "slot_mapping"},
+            derived={
+                **_DERIVED,
+                "k_scale_cache": lambda tensors, scalars: tensors["k_scale"],
+                "v_scale_cache": lambda tensors, scalars: tensors["v_scale"],
+                "num_tokens": _size("slot_mapping", 0),
             },
-            derived={**_DERIVED, "num_tokens": _size("slot_mapping", 0)},
         ),
         Contract(
             op="slot_mapping",
@@ -241,16 +246,13 @@ def bind(function: Callable[..., object], op: str) -> Call:
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for parameter, name in plan:
-            if name in contract.derived:
-                value: Any = contract.derived[name](tensors, scalars)
-            else:
-                value = tensors[name] if name in tensors else scalars[name]
+            value = contract.value(name, tensors, scalars)
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 positional.append(value)
             else:
                 named[parameter.name] = value
         for name in forwarded:
-            named[name] = tensors[name] if name in tensors else scalars[name]
+            named[name] = contract.value(name, tensors, scalars)
         function(*positional, **named)
 
     return call

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,10 +102,4 @@ def _with_mode(module: Any, function: Callable[..., Any]) -> Callable[[Tensors, 
     if MODE not in inspect.signature(function).parameters:
         return bind(function, QUANT_OP)
     module.KVQuantMode = _Mode
-
-    def call(tensors: Tensors, scalars: Scalars) -> None:
-        names = {"k_scale_cache": tensors["k_scale"], "v_scale_cache": tensors["v_scale"]}
-        others = {n: t for n, t in tensors.items() if n not in ("k_scale", "v_scale")}
-        function(**others, **names, kv_quant_mode=None)
-
-    return call
+    return bind(partial(function, kv_quant_mode=None), QUANT_OP)

@@ -102,17 +102,18 @@ def near_elements(case: Program, field: Field, device: torch.device) -> Tensor:
 
 
 def used_metadata(case: Program, step: Step) -> dict[str, list[bool]]:
-    """By metadata of a gather, which entries of its buffer count: of a block table those that its
-    tokens need, of others those of the batch. Behind the slots of a write lies padding, which a
-    target may read and leave alone."""
+    """Which entries count, of the metadata of a gather of which some do not: of a block table those
+    that its tokens need, of others those of the batch.
+
+    Behind the slots of a write lies padding, which a target may read and leave alone.
+    """
     if is_write(step):
         return {}
-    found = {}
+    found = {"block_table": [entry for row in used_entries(case, step) for entry in row]}
     for name in METADATA[step.op]:
-        used = [True] * len(case.integers(step, name))
-        if name == "block_table":
-            used = [entry for row in used_entries(case, step) for entry in row]
-        found[name] = used + [False] * (len(case.written_out(step, name)) - len(used))
+        used = found.get(name, [True] * len(case.integers(step, name)))
+        if behind := len(case.written_out(step, name)) - len(used):
+            found[name] = used + [False] * behind
     return found
 
 

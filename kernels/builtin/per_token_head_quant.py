@@ -6,8 +6,9 @@ Shapes (any strides unless said otherwise):
     key, value               `[num_rows, num_kv_heads, D]`, `[num_rows, num_kv_heads, Dv]`
     key_cache, value_cache   int8, e4m3fn or e4m3fnuz, by kv_cache_layout, as reshape_and_cache
                              takes them
-    k_scale, v_scale         `[num_blocks, block_size, num_kv_heads]` float32, written: the largest
-                             magnitude of the head by the largest number of the cache, at least 1e-6
+    k_scale_cache, v_scale_cache   `[num_blocks, block_size, num_kv_heads]` float32, written: the
+                             largest magnitude of the head by the largest number of the cache, at
+                             least 1e-6
     slot_mapping             `[num_rows]` int64 = block * block_size + token; negative is padding
 
 An element is stored as x / scale: an fp8 one rounded to nearest even, an integer to the nearest
@@ -186,8 +187,8 @@ def per_token_head_quant(
     value: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
+    k_scale_cache: torch.Tensor,
+    v_scale_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
     kv_cache_layout: str,
 ) -> None:
@@ -207,16 +208,16 @@ def per_token_head_quant(
         value,
         key_cache,
         value_cache,
-        k_scale,
-        v_scale,
+        k_scale_cache,
+        v_scale_cache,
         slot_mapping,
         *key.stride(),
         *value.stride(),
         *k_cache_strides,
         *v_cache_strides,
-        *k_scale.stride(),
-        *v_scale.stride(),
-        k_scale.shape[1],
+        *k_scale_cache.stride(),
+        *v_scale_cache.stride(),
+        k_scale_cache.shape[1],
         head_size,
         head_size_v,
         k_chunk,

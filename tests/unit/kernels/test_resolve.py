@@ -59,7 +59,18 @@ def test_fnuz_formats_are_claimed_on_cdna3_alone():
         for arch in ("gfx942", "gfx950", "sm_90")
     }
     assert {"e4m3fnuz", "e5m2fnuz"} < set(claimed["gfx942"])
-    assert claimed["gfx950"] == claimed["sm_90"] == ("fp32", "bf16", "fp16", "e4m3fn", "e5m2")
+    assert (
+        claimed["gfx950"]
+        == claimed["sm_90"]
+        == (
+            "fp32",
+            "bf16",
+            "fp16",
+            "e4m3fn",
+            "e5m2",
+            "int8",
+        )
+    )
 
 
 def test_another_op_than_the_targets_own_is_refused():

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.dtypes import DTYPES, FLOATS
 
 PEERS = {
     "bf16": ml_dtypes.bfloat16,
@@ -54,12 +54,20 @@ def test_every_finite_code_encodes_back_to_itself(name):
             assert dtype.encode(value) == code
 
 
-@pytest.mark.parametrize("name", [name for name, dtype in DTYPES.items() if dtype.is_quantised])
+@pytest.mark.parametrize("name", [name for name in FLOATS if DTYPES[name].is_quantised])
 def test_beyond_the_range_fp8_saturates_and_nan_stays_nan(name):
     dtype = DTYPES[name]
     assert dtype.decode(dtype.encode(1e9)) == dtype.max_finite
     assert dtype.decode(dtype.encode(-math.inf)) == -dtype.max_finite
     assert math.isnan(dtype.decode(dtype.encode(math.nan)))
+
+
+def test_integers_round_half_to_even_and_end_at_their_own_range():
+    int8 = DTYPES["int8"]
+    found = [int8.decode(int8.encode(value)) for value in (0.5, 1.5, -2.5, 1e9, -math.inf, 126.6)]
+    assert found == [0, 2, -2, 127, -128, 127]
+    assert int8.encode(math.nan) == 0
+    assert [int8.decode(code) for code in (0, 1, 0x7F, 0x80, 0xFF)] == [0, 1, 127, -128, -1]
 
 
 def test_the_two_dialects_read_one_byte_as_two_values():

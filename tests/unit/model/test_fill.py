@@ -123,10 +123,10 @@ def _codes_of(fill, count):
 
 
 @pytest.mark.parametrize("ties", [False, True], ids=["spread", "ties"])
-@pytest.mark.parametrize("cache", ["e4m3fn", "e4m3fnuz", "i8"])
+@pytest.mark.parametrize("cache", ["e4m3fn", "e4m3fnuz", "int8"])
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 def test_tensor_groups_are_the_scalar_codes(name, cache, ties):
-    fill = GroupFill(3, name, cache, 7, 127.0 if cache == "i8" else 224.0, ties)
+    fill = GroupFill(3, name, cache, 7, 127.0 if cache == "int8" else 224.0, ties)
     assert _codes_of(fill, 500) == [code_at(fill, "k", index) for index in range(500)]
 
 
@@ -143,10 +143,10 @@ def test_some_groups_are_zero_some_small_and_the_others_differ_widely(name):
     assert all(any(0 < value < top / 1000 for value in values) for top in tops if top > 1)
 
 
-@pytest.mark.parametrize("cache", ["e4m3fn", "e4m3fnuz", "i8"])
+@pytest.mark.parametrize("cache", ["e4m3fn", "e4m3fnuz", "int8"])
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 def test_tied_groups_have_one_largest_and_the_rest_between_two_codes(name, cache):
-    dtype, group, largest = DTYPES[name], 16, 127.0 if cache == "i8" else 224.0
+    dtype, group, largest = DTYPES[name], 16, 127.0 if cache == "int8" else 224.0
     fill = GroupFill(6, name, cache, group, largest, ties=True)
     values = [abs(dtype.decode(code)) for code in _codes_of(fill, 200 * group)]
     groups = [values[at : at + group] for at in range(0, len(values), group)]
@@ -162,7 +162,7 @@ def test_tied_groups_have_one_largest_and_the_rest_between_two_codes(name, cache
 
 
 def _is_tie(value, cache):
-    if cache == "i8":
+    if cache == "int8":
         return value % 1 == 0.5
     dtype = DTYPES[cache]
     at = next(code for code in range(dtype.max_code) if dtype.decode(code + 1) > value)

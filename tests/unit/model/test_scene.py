@@ -8,7 +8,8 @@ from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
 from kvfuzz.model.plan import Plan, Sequence
 from kvfuzz.model.round_trip import with_round_trip
-from kvfuzz.model.scene import OPS, check
+from kvfuzz.model.rules import READ_SCALES
+from kvfuzz.model.scene import check
 from kvfuzz.model.steps import check_steps
 
 INLINE = {"cache_dtype": "e4m3fn", "granularity": "token_head_inline"}
@@ -90,7 +91,7 @@ def test_layers_that_share_an_allocation_are_laid_out_alike(gather_scene):
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS[::50], ids=name_of)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", READ_SCALES)
 def test_a_round_trip_has_the_pages_and_scales_of_its_case(combination, op):
     case = lower(scene_of(combination, op, 1))
     both = with_round_trip(case)
