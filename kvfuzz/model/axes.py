@@ -15,39 +15,19 @@ from kvfuzz.model import layout_facts, tokens
 from kvfuzz.model.any_case import AnyCase, op_of
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Case
-from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, TieFill
+from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
 from kvfuzz.model.ops.table import BY_OP, FAMILIES
 from kvfuzz.model.plan_axes import PLAN_AXES
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.scales import SCALES, least_scale
 from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.script_axes import SCRIPT_AXES
-from kvfuzz.model.vocabulary import (
-    BLOCK_SIZES,
-    GRANULARITIES,
-    HEAD_COUNTS,
-    HEAD_SIZES,
-    LAYOUTS,
-    NESTINGS,
-    ORDERS,
-    PAGES,
-    VALUE_SIZES,
-    Levels,
-)
+from kvfuzz.model.vocabulary import GRANULARITIES, Levels
 
 FEW = 20
 """Most words that a message lists."""
-
-
-def _dense(case: Case) -> str:
-    view = case.tensor(case.steps[0].tensors["key_cache"])
-    expected = itemsize(view.dtype)
-    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
-        if stride != expected:
-            return "not_dense"
-        expected *= size
-    return "dense"
 
 
 def _scale_kind(case: Case) -> str:
@@ -75,35 +55,17 @@ def _rows(case: Case) -> str:
 
 
 TOKEN_AXES: tuple[Axis, ...] = (
-    Axis("layout", LAYOUTS, layout_facts.layout),
-    Axis("order", ORDERS, layout_facts.order),
-    Axis("nesting", NESTINGS, layout_facts.nesting),
-    Axis("page", PAGES, layout_facts.page),
-    Axis("value_size", VALUE_SIZES, layout_facts.value_size),
+    *LAYOUT_AXES,
     Axis("granularity", GRANULARITIES, layout_facts.granularity),
-    Axis("cache_dtype", tuple(DTYPES), lambda case: layout_facts.key_cache(case).dtype),
+    CACHE_DTYPE,
     Axis(
         "model_dtype",
         ("fp32", "bf16", "fp16"),
         lambda case: case.bound_field(case.steps[0], "key").dtype,
     ),
-    Axis(
-        "block_size",
-        tuple(map(str, BLOCK_SIZES)),
-        lambda case: str(layout_facts.key_cache(case).extents["token"]),
-    ),
-    Axis(
-        "num_kv_heads",
-        tuple(map(str, HEAD_COUNTS)),
-        lambda case: str(layout_facts.key_cache(case).extents["head"]),
-    ),
-    Axis(
-        "head_size",
-        tuple(map(str, HEAD_SIZES)),
-        lambda case: str(layout_facts.key_cache(case).extents["dim"]),
-    ),
+    *SIZE_AXES,
     Axis("scale", ("none", "unit", "power_of_two", "general"), _scale_kind),
-    Axis("strides", ("dense", "not_dense"), _dense),
+    STRIDES,
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
     Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
     Axis("reach", tokens.REACHES, tokens.reach),
