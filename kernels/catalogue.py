@@ -53,6 +53,7 @@ SHIPPED: tuple[Listed, ...] = (
         "slot_mapping",
         "kvfuzz's own mapping of new tokens to slots, with context parallelism",
     ),
+    Listed("builtin:copy_states", "copy_states", "kvfuzz's own copy of Mamba states"),
     Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",

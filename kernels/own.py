@@ -10,6 +10,7 @@ from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.builtin.cache_views import cache_views
 from kvfuzz.kernels.builtin.copy_blocks import copy_blocks
+from kvfuzz.kernels.builtin.copy_states import copy_states
 from kvfuzz.kernels.builtin.expand_block_table import expand_block_table
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
@@ -31,6 +32,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "swap_blocks": swap_blocks,
     "zero_blocks": zero_blocks,
     "slot_mapping": slot_mapping,
+    "copy_states": copy_states,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -52,8 +52,9 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> PageScene:
     ids = assigned(choices, Blocks(row["block_ids"], ((0, named),), states, spare))
     blocks = [first + block for block in ids.sequences[0]]
     host_blocks = 0
+    entries: tuple[tuple[int, ...], ...]
     if op == "copy_blocks":
-        entries = _pairs(choices, blocks, fresh)
+        entries = dealt_pairs(choices, blocks, fresh)
     elif op == "zero_blocks":
         entries = tuple((block,) for block in blocks)
     else:
@@ -83,7 +84,9 @@ def _several(choices: Choices, room: int) -> int:
     return number(choices, 3, max(3, min(MOST_ENTRIES, room // 3)))
 
 
-def _pairs(choices: Choices, blocks: list[int], fresh: list[bool]) -> tuple[tuple[int, ...], ...]:
+def dealt_pairs(
+    choices: Choices, blocks: list[int], fresh: list[bool]
+) -> tuple[tuple[int, int], ...]:
     """Pairs of `blocks`, dealt out in their order; what is not fresh is copied a second time."""
     dealt, sources, pairs = iter(blocks), list[int](), []
     for is_fresh in fresh:

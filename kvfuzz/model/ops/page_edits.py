@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import product, takewhile
 
 import msgspec
 
@@ -23,6 +24,11 @@ from kvfuzz.model.vocabulary import BLOCK_SIZES, HEAD_COUNTS, HEAD_SIZES, LAYOUT
 
 Search = Steps[PageScene]
 
+VALUE_SIZES = (0, 8, 16, 24, 48, 96)
+"""Head sizes of V that are tried: that of K, powers of two, others."""
+LOW = 3
+"""Ids below are tried in any order."""
+
 
 def simpler(scene: PageScene) -> Search:
     """Candidates simpler than `scene`, pass after pass."""
@@ -38,7 +44,7 @@ def simpler(scene: PageScene) -> Search:
         partial(_plainer, "nesting", NESTINGS),
         partial(_plainer, "page_padding", (0, 16)),
         partial(_plainer, "order", ORDERS_OF_PAGES),
-        partial(_smaller, "head_size_v", (0,)),
+        partial(_smaller, "head_size_v", VALUE_SIZES),
         partial(_plainer, "cache_dtype", tuple(DTYPES)),
         plainer_value("host", *HOSTS[1:]) if scene.host_blocks else _nothing,
         lower_number("spare"),
@@ -119,8 +125,10 @@ def _named(scene: PageScene) -> set[int]:
 
 def _blocks(scene: PageScene) -> Search:
     """Low block ids without gaps, in order if that will do, and no spare block."""
-    order = [block for entry in scene.entries for block in entry]
+    if len(scene.entries) == 1:
+        scene = yield from first_of(scene, takewhile(lambda each: each != scene, _low(scene)))
     if not scene.host_blocks:
+        order = (block for entry in scene.entries for block in entry)
         used = list(dict.fromkeys((*order, *scene.state_blocks)))
         in_order = dict(zip(used, range(len(used)), strict=True))
         scene = yield from first_of(scene, [_renumbered(scene, in_order)])
@@ -138,6 +146,19 @@ def _blocks(scene: PageScene) -> Search:
     for block in sorted(_named(scene)):
         scene = yield from smallest(scene, block, 0, partial(_moved, scene, block))
     return (yield from _fewest_blocks(scene))
+
+
+def _low(scene: PageScene) -> Iterator[PageScene]:
+    """One entry with the lowest ids, in caches of no more blocks than these need: a wrong stride
+    may relate two ids, so that neither can be lowered alone. The states keep their places."""
+    if scene.state_blocks:
+        return
+    for ids in sorted(product(range(LOW), repeat=scene.width), key=max):
+        blocks = max(ids[:1] if scene.host_blocks else ids) + 1
+        geometry = msgspec.structs.replace(scene.layer.geometry, num_blocks=blocks)
+        low = _with_layer(scene, geometry=geometry)
+        host = ids[-1] + 1 if scene.host_blocks else 0
+        yield msgspec.structs.replace(low, entries=(ids,), host_blocks=host)
 
 
 def _fewest_blocks(scene: PageScene) -> Search:

@@ -26,7 +26,6 @@ from kvfuzz.model.ops.page_scene import HOST, PageScene
 from kvfuzz.model.parts import Parts
 from kvfuzz.model.plan import check_layer, require
 from kvfuzz.model.steps import CACHES, PAGE_OPS
-from kvfuzz.model.vocabulary import code_path
 
 MOST_LAYERS = 64
 MOST_ENTRIES = 1 << 16
@@ -164,5 +163,5 @@ FAMILY = OpFamily(
     parts=parts,
     simpler=simpler,
     size=_size,
-    path=lambda scene: code_path(scene.layer.order),
+    path=lambda scene: "pages",
 )

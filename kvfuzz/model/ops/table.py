@@ -1,15 +1,17 @@
 """The kinds of scenes, by their types and by their ops."""
 
-from kvfuzz.model.ops import pages, slots
+from kvfuzz.model.ops import pages, slots, states
 from kvfuzz.model.ops.family import OpFamily
 from kvfuzz.model.ops.page_scene import PageScene
 from kvfuzz.model.ops.slots import SlotScene
+from kvfuzz.model.ops.states import StateScene
 
-OpScene = SlotScene | PageScene
+OpScene = SlotScene | PageScene | StateScene
 
 FAMILIES: dict[type, OpFamily] = {
     SlotScene: slots.FAMILY,
     PageScene: pages.FAMILY,
+    StateScene: states.FAMILY,
 }
 
 BY_OP: dict[str, OpFamily] = {op: family for family in FAMILIES.values() for op in family.ops}
