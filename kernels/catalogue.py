@@ -60,6 +60,11 @@ SHIPPED: tuple[Listed, ...] = (
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",
     ),
     Listed(
+        "conch:copy_blocks",
+        "copy_blocks",
+        "conch-triton-kernels' copy of whole blocks; needs kvfuzz[thirdparty]",
+    ),
+    Listed(
         "vllm:create_kv_cache_views",
         "cache_views",
         "vLLM's views by KVCacheLayout, from 0.29.0 on; needs --source vllm=DIR",
@@ -98,6 +103,21 @@ SHIPPED: tuple[Listed, ...] = (
         "vllm:slot_mapping_v2",
         "slot_mapping",
         "vLLM's slots of its V2 runner; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:swap_blocks",
+        "swap_blocks",
+        "vLLM's swap to and from the host, from 0.23 on; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:zero_blocks",
+        "zero_blocks",
+        "vLLM's KVBlockZeroer; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:copy_states",
+        "copy_states",
+        "vLLM's batched copy of Mamba states; needs --source vllm=DIR",
     ),
     Listed(
         "vllm:reshape_and_cache",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import vllm_slots
+from kvfuzz.kernels import vllm_copies, vllm_slots
 from kvfuzz.kernels.adapter import Adapter, Call, content_of
 from kvfuzz.kernels.contracts import CONVENTIONAL, bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
@@ -56,6 +56,9 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:reshape_and_cache_shuffle": _shuffle,
         "vllm:slot_mapping_v1": vllm_slots.v1,
         "vllm:slot_mapping_v2": vllm_slots.v2,
+        "vllm:swap_blocks": vllm_copies.swap,
+        "vllm:zero_blocks": vllm_copies.zero,
+        "vllm:copy_states": vllm_copies.states,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(

@@ -3,7 +3,7 @@
 import msgspec
 
 from kvfuzz.model.dtypes import itemsize
-from kvfuzz.model.ops.page_scene import PageScene
+from kvfuzz.model.ops.page_scene import LEAST_BLOCKS, PageScene
 from kvfuzz.model.placement import place
 from kvfuzz.strategies.boundary import Boundary
 from kvfuzz.strategies.choices import Choices, chance, distinct, number, pick, rarely
@@ -15,6 +15,7 @@ MAX_FILL_SEED = (1 << 32) - 1
 CACHE_BYTES = 1 << 20
 """Bytes of a cache that is made larger than its step needs, about."""
 MOST_ENTRIES, MOST_SPARE = 6, 1 << 12
+WORD = 8
 OFTEN_TWICE = 4
 """One in so many pairs copies from a block that another pair has copied already."""
 
@@ -39,15 +40,18 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> PageScene:
     """The scene of `row`; what the row leaves open is drawn."""
     layer = drawn_layer(choices, {**row, "granularity": "tensor"})
     index, layers = layer_of_several(choices, row)
+    # Engines pad pages to the size of others, in words.
+    layer = msgspec.structs.replace(layer, page_padding=-(-layer.page_padding // WORD) * WORD)
     page = layer.geometry
     side = page.block_size * page.num_kv_heads * page.head_size * itemsize(layer.cache_dtype)
     room = CACHE_BYTES // (2 * side * layers)
     count = int(row["pairs"]) if row["pairs"] != "3+" else _several(choices, room)
     twice = op == "copy_blocks"
     fresh = [True, *(not (twice and chance(choices, OFTEN_TWICE)) for _ in range(count - 1))]
-    spare = rarely(choices, 2, min(max(2, room // 2), MOST_SPARE))
     states = number(choices, 1, 2) if row["layout"] == "hybrid" else 0
     named = count + (sum(fresh) if op == "copy_blocks" else 0)
+    spare = rarely(choices, 2, min(max(2, room // 2), MOST_SPARE))
+    spare = max(spare, LEAST_BLOCKS - named - states)
     first = first_block(choices, row["reach"], page, side, place(layer, count=layers).k.block)
     ids = assigned(choices, Blocks(row["block_ids"], ((0, named),), states, spare))
     blocks = [first + block for block in ids.sequences[0]]

@@ -8,7 +8,7 @@ import msgspec
 
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.ops.page_axes import HOSTS, ORDERS_OF_PAGES
-from kvfuzz.model.ops.page_scene import PageScene
+from kvfuzz.model.ops.page_scene import LEAST_BLOCKS, PageScene
 from kvfuzz.model.placement import place
 from kvfuzz.model.search import (
     Steps,
@@ -154,7 +154,7 @@ def _low(scene: PageScene) -> Iterator[PageScene]:
     if scene.state_blocks:
         return
     for ids in sorted(product(range(LOW), repeat=scene.width), key=max):
-        blocks = max(ids[:1] if scene.host_blocks else ids) + 1
+        blocks = max(LEAST_BLOCKS, max(ids[:1] if scene.host_blocks else ids) + 1)
         geometry = msgspec.structs.replace(scene.layer.geometry, num_blocks=blocks)
         low = _with_layer(scene, geometry=geometry)
         host = ids[-1] + 1 if scene.host_blocks else 0
@@ -167,7 +167,8 @@ def _fewest_blocks(scene: PageScene) -> Search:
         return _with_layer(scene, geometry=geometry)
 
     now = scene.layer.geometry.num_blocks
-    return (yield from smallest(scene, now, max(_named(scene)) + 1, of))
+    least = max(LEAST_BLOCKS, max(_named(scene)) + 1)
+    return (yield from smallest(scene, now, least, of))
 
 
 def _of_host(scene: PageScene, count: int) -> PageScene:
@@ -190,7 +191,7 @@ def _renumbered(scene: PageScene, ids: dict[int, int], count: int = 0) -> PageSc
         for entry in scene.entries
     )
     states = tuple(sorted(map(change, scene.state_blocks)))
-    blocks = count or max(ids.values()) + 1
+    blocks = count or max(LEAST_BLOCKS, max(ids.values()) + 1)
     geometry = msgspec.structs.replace(scene.layer.geometry, num_blocks=blocks)
     return msgspec.structs.replace(
         scene,

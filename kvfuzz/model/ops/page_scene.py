@@ -4,6 +4,8 @@ import msgspec
 
 from kvfuzz.model.plan import AttentionLayer, Layer, Plan, StateLayer
 
+LEAST_BLOCKS = 2
+"""Blocks of a cache, at least: an engine keeps block 0, the null block, for itself."""
 HOST = "host"
 """The allocation of the cache on the host, and what goes before the names of its fields."""
 

@@ -22,7 +22,7 @@ from kvfuzz.model.ops import metadata
 from kvfuzz.model.ops.family import OpFamily
 from kvfuzz.model.ops.page_axes import HOSTS, ORDERS_OF_PAGES, PAGE_AXES, PAGE_RULES
 from kvfuzz.model.ops.page_edits import simpler
-from kvfuzz.model.ops.page_scene import HOST, PageScene
+from kvfuzz.model.ops.page_scene import HOST, LEAST_BLOCKS, PageScene
 from kvfuzz.model.parts import Parts
 from kvfuzz.model.plan import check_layer, require
 from kvfuzz.model.steps import CACHES, PAGE_OPS
@@ -53,6 +53,10 @@ def check(scene: PageScene) -> None:
     require(
         list(scene.state_blocks) == sorted(states),
         f"state_blocks={scene.state_blocks}, expected each once, in order",
+    )
+    require(
+        layer.geometry.num_blocks >= LEAST_BLOCKS,
+        f"num_blocks={layer.geometry.num_blocks}, expected the null block and at least one more",
     )
     swaps = scene.op == "swap_blocks"
     require(
