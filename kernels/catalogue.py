@@ -58,10 +58,16 @@ SHIPPED: tuple[Listed, ...] = (
         "slot_mapping",
         "kvfuzz's own mapping of new tokens to slots, with context parallelism",
     ),
+    Listed("builtin:copy_states", "copy_states", "kvfuzz's own copy of Mamba states"),
     Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",
+    ),
+    Listed(
+        "conch:copy_blocks",
+        "copy_blocks",
+        "conch-triton-kernels' copy of whole blocks; needs kvfuzz[thirdparty]",
     ),
     Listed(
         "vllm:create_kv_cache_views",
@@ -107,6 +113,21 @@ SHIPPED: tuple[Listed, ...] = (
         "vllm:slot_mapping_v2",
         "slot_mapping",
         "vLLM's slots of its V2 runner; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:swap_blocks",
+        "swap_blocks",
+        "vLLM's swap to and from the host, from 0.23 on; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:zero_blocks",
+        "zero_blocks",
+        "vLLM's KVBlockZeroer; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:copy_states",
+        "copy_states",
+        "vLLM's batched copy of Mamba states; needs --source vllm=DIR",
     ),
     Listed(
         "vllm:reshape_and_cache",

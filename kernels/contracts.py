@@ -195,6 +195,12 @@ CONTRACTS: dict[str, Contract] = {
             optional=(),
             aliases=_CACHES,
         ),
+        Contract(
+            op="copy_states",
+            required=("state_0", "block_mapping"),
+            optional=("state_1", "state_2"),
+            aliases={},
+        ),
     )
 }
 
@@ -246,6 +252,8 @@ def bind(function: Callable[..., object], op: str) -> Call:
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for parameter, name in plan:
+            if name in contract.optional and name not in tensors and name not in scalars:
+                continue  # the parameter has a default
             value = contract.value(name, tensors, scalars)
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 positional.append(value)

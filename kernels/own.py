@@ -10,6 +10,7 @@ from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.builtin.cache_views import cache_views
 from kvfuzz.kernels.builtin.copy_blocks import copy_blocks
+from kvfuzz.kernels.builtin.copy_states import copy_states
 from kvfuzz.kernels.builtin.expand_block_table import expand_block_table
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.per_token_head_quant import per_token_head_quant
@@ -33,6 +34,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "zero_blocks": zero_blocks,
     "slot_mapping": slot_mapping,
     "per_token_head_quant": per_token_head_quant,
+    "copy_states": copy_states,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -41,8 +41,8 @@ MAKERS: dict[str, tuple[str, str]] = {
 def resolve(
     spec: TargetSpec, *, arch: str = DEFAULT_ARCH
 ) -> Adapter | PlanAdapter | StatefulAdapter:
-    """The adapter of `spec` as an engine on `arch` would call the target; of an op on whole pages,
-    that of a cache which such ops are part of.
+    """The adapter of `spec` as an engine on `arch` would call the target; of an op that a cache in
+    use has, and asked for as that, of the whole of it.
 
     Raises UsageError for a name that means nothing, NotCheckedError where the target, its source
     tree or its package is absent.
@@ -52,7 +52,7 @@ def resolve(
     # A seed of a script says what its target is part of.
     itself = msgspec.structs.replace(spec, op="") if spec.op == STATEFUL_OP else spec
     found = _resolved(itself, arch)
-    if isinstance(found, Adapter) and found.info.op in PAGE_OPS:
+    if isinstance(found, Adapter) and found.info.op in PAGE_OPS and spec.op == STATEFUL_OP:
         return bundle(spec, lambda part: resolve_kernel(part, arch=arch))
     return found
 

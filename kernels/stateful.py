@@ -1,7 +1,6 @@
 """A cache in use: one target for each op of a script, `stateful:TARGET+TARGET`.
 
-What no named target does, our own kernels do: `stateful:builtin` is all of them. A target of an op
-on whole pages is tested in no other way, so that its own name means the same.
+What no named target does, our own kernels do: `stateful:builtin` is all of them.
 """
 
 import itertools

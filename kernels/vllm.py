@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import vllm_quant, vllm_slots
+from kvfuzz.kernels import vllm_copies, vllm_quant, vllm_slots
 from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contracts import CONVENTIONAL, bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
@@ -53,6 +53,9 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:per_token_head_quant": vllm_quant.per_token_head,
         "vllm:slot_mapping_v1": vllm_slots.v1,
         "vllm:slot_mapping_v2": vllm_slots.v2,
+        "vllm:swap_blocks": vllm_copies.swap,
+        "vllm:zero_blocks": vllm_copies.zero,
+        "vllm:copy_states": vllm_copies.states,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(

@@ -48,6 +48,8 @@ def known(arch: str) -> Known:
         "vllm.utils.torch_utils": quantised,
         "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1},
         "vllm.attention.backends.utils": {"PAD_SLOT_ID": -1},
+        # Named in an annotation that is evaluated.
+        "vllm.v1.utils": {"CpuGpuBuffer": type("CpuGpuBuffer", (), {})},
         # It wraps a launch, to compile ahead.
         "vllm.model_executor.warmup.jit_warmup": {"kernel_launcher": lambda function: function},
         "vllm.v1.kv_cache_interface": quantised,

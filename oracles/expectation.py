@@ -19,6 +19,7 @@ from kvfuzz.oracles.codec import is_nan
 from kvfuzz.oracles.gather_cache import gather_cache
 from kvfuzz.oracles.memory import Elements, Memory
 from kvfuzz.oracles.ops.slots import slot_mapping
+from kvfuzz.oracles.ops.states import copy_states
 from kvfuzz.oracles.page_ops import copy_blocks, swap_blocks, zero_blocks
 from kvfuzz.oracles.per_token_head_quant import per_token_head_quant
 from kvfuzz.oracles.reshape_and_cache import reshape_and_cache
@@ -90,6 +91,7 @@ REFERENCES: dict[str, Callable[[Memory, Step, Quantise], list[Stored]]] = {
     "zero_blocks": zero_blocks,
     "slot_mapping": slot_mapping,
     "per_token_head_quant": per_token_head_quant,
+    "copy_states": copy_states,
 }
 
 

@@ -92,7 +92,7 @@ def near_elements(case: Program, field: Field, device: torch.device) -> Tensor:
     """The positions of all elements of `field`, of a cache in the blocks that its steps name."""
     along = {axis: torch.arange(extent, device=device) for axis, extent in field.extents.items()}
     if "block" in along:
-        named = sorted({block for step in case.steps for block in touched_blocks(case, step)})
+        named = sorted({b for step in case.steps for b in touched_blocks(case, step, field.buffer)})
         along["block"] = torch.tensor(named, dtype=torch.int64, device=device)
     shaped = {
         axis: each.view([-1 if other == axis else 1 for other in along])

@@ -33,7 +33,8 @@ def swap_blocks(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:
 def zero_blocks(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:
     """What the step must store: zeros."""
     del quantise
-    blocks = torch.tensor(memory.case.integers(step, "block_ids"), device=memory.device)
+    rows = torch.arange(_entries(memory, step, "block_ids"), device=memory.device)
+    blocks = memory.integers(step, "block_ids", token=rows)
     stored = []
     for cache in CACHES:
         whole = _whole(memory.case.bound_field(step, cache), blocks)
@@ -43,12 +44,23 @@ def zero_blocks(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:
 
 
 def _copied(memory: Memory, step: Step, source: str, target: str) -> Stored:
-    mapping = memory.case.integers(step, "block_mapping")
-    pairs = torch.tensor(mapping, device=memory.device).reshape(-1, 2)
+    pairs = pairs_of(memory, step)
     here, there = (memory.case.bound_field(step, name) for name in (source, target))
     codes = memory.read(step, source, **_whole(here, pairs[:, 0]))
     _, at = memory.at(step, target, **_whole(there, pairs[:, 1]))
     return Stored(there, at, codes, converted=False)
+
+
+def pairs_of(memory: Memory, step: Step) -> Tensor:
+    """The pairs (from, to) of a step; int64 `[n, 2]`."""
+    rows = torch.arange(_entries(memory, step, "block_mapping"), device=memory.device)
+    sides = torch.arange(2, device=memory.device)
+    return memory.integers(step, "block_mapping", token=rows[:, None], dim=sides)
+
+
+def _entries(memory: Memory, step: Step, name: str) -> int:
+    """A step has as many entries as the tensor that is handed over."""
+    return memory.case.tensor(step.tensors[name]).shape[0]
 
 
 def _whole(field: Field, blocks: Tensor) -> dict[str, Tensor]:

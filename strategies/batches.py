@@ -9,9 +9,9 @@ import msgspec
 
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.plan import Batch, Sequence
-from kvfuzz.model.tokens import REACH
-from kvfuzz.strategies.choices import Choices, chance, distinct, number, pick
-from kvfuzz.strategies.ids import ALIGNED, STEPS, Blocks, assigned, ratio_of
+from kvfuzz.strategies.choices import RARELY, Choices, distinct, number, pick, rarely
+from kvfuzz.strategies.ids import STEPS, Blocks, assigned, ratio_of
+from kvfuzz.strategies.layers import first_block
 from kvfuzz.strategies.rows import Row
 
 LONG_SPAN = 20
@@ -28,7 +28,6 @@ CACHE_BYTES = 1 << 21
 """Bytes of a cache that is made larger than its batch needs, about."""
 MOST_SPARE = 1 << 16
 """Blocks that nobody owns, at most: ids past 2**15, as far as 2**16, show where pages are tiny."""
-RARELY = 6
 CLOSE = 8
 """Tokens from the edge of a block within which most runs begin and end."""
 
@@ -87,15 +86,15 @@ def occupancy(
         row["block_ids"],
         tuple((run.skipped, run.span) for run in runs),
         num_states=number(choices, 1, 2) if row["layout"] == "hybrid" else 0,
-        spare=_rarely(choices, 2, min(max(2, room // 2), MOST_SPARE)),
+        spare=rarely(choices, 2, min(max(2, room // 2), MOST_SPARE)),
     )
-    first = _first_block(choices, row["reach"], page, side_bytes, block_stride)
+    first = first_block(choices, row["reach"], page, side_bytes, block_stride)
     ids = assigned(choices, blocks)
     sequences = tuple(
         Sequence(tuple(first + block for block in owned), run.start(n), run.length(n))
         for run, owned in zip(runs, ids.sequences, strict=True)
     )
-    unused = 0 if row["table"] == "tight" else 1 + _rarely(choices, 1, WIDE - 1)
+    unused = 0 if row["table"] == "tight" else 1 + rarely(choices, 1, WIDE - 1)
     width = max(run.num_blocks for run in runs) + unused
     num_tokens = sum(sequence.length for sequence in sequences)
     padded = _padding_rows(choices, num_tokens) if row["padding"] == "some" else ()
@@ -104,13 +103,6 @@ def occupancy(
         first + ids.num_blocks,
         tuple(first + block for block in ids.states),
     )
-
-
-def _rarely(choices: Choices, usual: int, rare: int) -> int:
-    """0 to `usual`; once in a few times 0 to `rare`."""
-    if rare > usual and chance(choices, RARELY):
-        return number(choices, 0, rare)
-    return number(choices, 0, usual)
 
 
 def _runs(choices: Choices, row: Row, page: Geometry, room: int, *, writes: bool) -> list[Run]:
@@ -125,7 +117,7 @@ def _runs(choices: Choices, row: Row, page: Geometry, room: int, *, writes: bool
         firsts = _firsts(page.block_size, row["first_offset"] if index == 0 else "")
         lasts = _lasts(page.block_size, row["last_offset"] if index == count - 1 else "")
         least, most = _spans(row, page, index, count)
-        span = least + _rarely(choices, min(1, most - least), most - least)
+        span = least + rarely(choices, min(1, most - least), most - least)
         if span == 1 and lasts[1] < firsts[0]:
             span = 2
         if span == 1:
@@ -189,7 +181,7 @@ def _skipped(choices: Choices, row: Row, room: int, index: int, count: int, *, w
     ratio = ratio_of(row["block_ids"])
     if at_start:
         return 0
-    skipped = least + _rarely(choices, NEAR - least, deep - least)
+    skipped = least + rarely(choices, NEAR - least, deep - least)
     if ratio == 1:
         return skipped
     within = 0 if index else ratio - 2 if count == 1 else number(choices, 0, ratio - 2)
@@ -197,19 +189,6 @@ def _skipped(choices: Choices, row: Row, room: int, index: int, count: int, *, w
     if index == 0 and groups * ratio + within < least:
         groups += 1
     return groups * ratio + within
-
-
-def _first_block(choices: Choices, reach: str, page: Geometry, side_bytes: int, stride: int) -> int:
-    """The least id of the blocks in use: 0, or the first beyond 2**31 bytes or elements.
-
-    `stride` is in bytes from block to block, `side_bytes` those of one side of a page. Past 2**32
-    elements an unsigned index fails, too, so that every other time blocks lie past twice as much.
-    """
-    element = side_bytes // (page.block_size * page.num_kv_heads * page.head_size)
-    boundary = {"near": 0, "past_2g_bytes": REACH, "past_2g_elements": REACH * element}[reach]
-    times = number(choices, 1, 2) if reach == "past_2g_elements" else 1
-    first = -(-boundary * times // stride)
-    return -(-first // ALIGNED) * ALIGNED
 
 
 def _padding_rows(choices: Choices, num_tokens: int) -> tuple[int, ...]:

@@ -20,6 +20,9 @@ from kvfuzz.model.fill import GOLDEN, MASK, mix
 
 T = TypeVar("T")
 
+RARELY = 6
+"""What happens at times happens once in so many draws."""
+
 
 class Choices(Protocol):
     """Where a strategy gets its integers from."""
@@ -108,3 +111,10 @@ def distinct(choices: Choices, count: int, below: int) -> list[int]:
         drawn.append(moved.get(at, at))
         moved[at] = moved.get(place, place)
     return drawn
+
+
+def rarely(choices: Choices, usual: int, rare: int) -> int:
+    """0 to `usual`; once in a few times 0 to `rare`."""
+    if rare > usual and chance(choices, RARELY):
+        return number(choices, 0, rare)
+    return number(choices, 0, usual)

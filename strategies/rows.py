@@ -62,13 +62,15 @@ FEWEST_BLOCKS = {"split_2": 8, "split_4": 24, "split_12": 24}
 def is_costly(row: Row) -> bool:
     """Whether the cases of a row take several times as long as others: their caches are large, or
     reach far. Plans have no bytes."""
-    if "reach" not in row:
+    if row.get("reach", "near") != "near":
+        return True
+    if not {"block_size", "num_kv_heads", "head_size"} <= row.keys():
         return False
     side = int(row["block_size"]) * int(row["num_kv_heads"]) * int(row["head_size"])
     page = 2 * side * itemsize(row["cache_dtype"])
     layers = 2 if row["nesting"] in NESTED else 1
     blocks = FEWEST_BLOCKS.get(row["block_ids"], 4)
-    return row["reach"] != "near" or page * layers * blocks >= LARGE_CACHE
+    return page * layers * blocks >= LARGE_CACHE
 
 
 _Table = tuple[tuple[int, ...], set[tuple[int, ...]]]

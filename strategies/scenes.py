@@ -3,31 +3,27 @@
 import msgspec
 
 from kvfuzz.model.dtypes import itemsize
-from kvfuzz.model.layout import Geometry
 from kvfuzz.model.placement import place
 from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
-from kvfuzz.model.vocabulary import SCALE_BYTES, x_of
 from kvfuzz.strategies.batches import Occupancy, occupancy, row_gap
-from kvfuzz.strategies.choices import Choices, chance, number, pick
-from kvfuzz.strategies.rows import NESTED, Row, Space
+from kvfuzz.strategies.choices import Choices, number
+from kvfuzz.strategies.layers import drawn_layer, layer_of_several
+from kvfuzz.strategies.rows import Space
 from kvfuzz.strategies.scales import scale_pair
 
 MAX_FILL_SEED = (1 << 32) - 1
-MOST_LAYERS = 3
 MOST_SPARE = 5
 """Rows and entries behind a batch, at most."""
-SEVERAL = 6
-"""One in so many caches whose layers lie apart has several of them."""
 
 
 def drawn_scene(choices: Choices, within: Space) -> Scene:
     """The scene that `choices` make; the first of them are its row."""
     row = within.drawn_row(choices)
     writes = within.op != "gather_cache"
-    layer = _layer(choices, row)
+    layer = drawn_layer(choices, row)
     page, element = layer.geometry, itemsize(layer.cache_dtype)
-    index, count = _layers(choices, row)
+    index, count = layer_of_several(choices, row)
     occupied = occupancy(
         choices,
         row,
@@ -53,45 +49,6 @@ def drawn_scene(choices: Choices, within: Space) -> Scene:
         spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
         fill_seed=choices.integer(0, MAX_FILL_SEED),
     )
-
-
-def _layer(choices: Choices, row: Row) -> AttentionLayer:
-    """A layer as the row says, of one block and without a name."""
-    head_size, x = int(row["head_size"]), x_of(row["cache_dtype"])
-    value_size, padding = 0, 0
-    if row["value_size"] == "narrower":
-        value_size = pick(choices, (head_size - x, max(x, head_size // (2 * x) * x)))
-    elif row["value_size"] == "wider":
-        value_size = head_size + x * number(choices, 1, 4)
-    if row["page"] == "padded":
-        inline = row["granularity"] == "token_head_inline"
-        unit = SCALE_BYTES if inline else itemsize(row["cache_dtype"])
-        padding = pick(choices, (16, 64, unit, 3 * unit, 7 * unit))
-    return AttentionLayer(
-        "",
-        CACHE,
-        row["layout"],
-        row["order"],
-        Geometry(1, int(row["block_size"]), int(row["num_kv_heads"]), head_size, value_size),
-        row["cache_dtype"],
-        nesting=row["nesting"],
-        page_padding=padding,
-        granularity=row["granularity"],
-    )
-
-
-def _layers(choices: Choices, row: Row) -> tuple[int, int]:
-    """Which attention layer of its allocation the op works on, and how many there are.
-
-    Layers that lie side by side show as such where there are two; a huge cache has one otherwise.
-    """
-    if row["nesting"] in NESTED:
-        count = number(choices, 2, MOST_LAYERS)
-    elif row["reach"] == "near" and chance(choices, SEVERAL):
-        count = number(choices, 1, MOST_LAYERS)
-    else:
-        count = 1
-    return number(choices, 0, count - 1), count
 
 
 def _name(index: int) -> str:

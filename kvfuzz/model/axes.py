@@ -16,8 +16,9 @@ from kvfuzz.model import layout_facts, tokens
 from kvfuzz.model.any_case import AnyCase, op_of
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Case
-from kvfuzz.model.dtypes import DTYPES, FLOATS, itemsize
+from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, GroupFill, TieFill
+from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
 from kvfuzz.model.ops.table import BY_OP, FAMILIES
 from kvfuzz.model.plan_axes import PLAN_AXES
 from kvfuzz.model.plan_case import PLAN_OPS
@@ -26,35 +27,13 @@ from kvfuzz.model.scene import QUANT_OP
 from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.script_axes import SCRIPT_AXES
 from kvfuzz.model.steps import is_write
-from kvfuzz.model.vocabulary import (
-    BLOCK_SIZES,
-    GRANULARITIES,
-    HEAD_COUNTS,
-    HEAD_SIZES,
-    LARGEST,
-    LAYOUTS,
-    NESTINGS,
-    ORDERS,
-    PAGES,
-    VALUE_SIZES,
-    Levels,
-)
+from kvfuzz.model.vocabulary import GRANULARITIES, Levels
 
 EXTREME = 14
 """From how many powers of two away from one on a scale is tiny, or huge."""
 
 FEW = 20
 """Most words that a message lists."""
-
-
-def _dense(case: Case) -> str:
-    view = case.tensor(case.steps[0].tensors["key_cache"])
-    expected = itemsize(view.dtype)
-    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
-        if stride != expected:
-            return "not_dense"
-        expected *= size
-    return "dense"
 
 
 def _scale_kind(case: Case) -> str:
@@ -125,50 +104,27 @@ def _of(ops: tuple[str, ...], *levels: str) -> dict[str, Levels]:
 
 
 TOKEN_AXES: tuple[Axis, ...] = (
-    Axis("layout", LAYOUTS, layout_facts.layout),
-    Axis("order", ORDERS, layout_facts.order),
-    Axis("nesting", NESTINGS, layout_facts.nesting),
-    Axis("page", PAGES, layout_facts.page),
-    Axis("value_size", VALUE_SIZES, layout_facts.value_size),
+    *LAYOUT_AXES,
     Axis(
         "granularity",
         GRANULARITIES,
         layout_facts.granularity,
         _of((QUANT_OP,), "token_head", "token_head_inline"),
     ),
-    Axis(
-        "cache_dtype",
-        tuple(DTYPES),
-        lambda case: layout_facts.key_cache(case).dtype,
-        _of(("reshape_and_cache", "gather_cache"), *FLOATS) | _of((QUANT_OP,), *LARGEST),
-    ),
+    CACHE_DTYPE,
     Axis(
         "model_dtype",
         ("fp32", "bf16", "fp16"),
         lambda case: case.bound_field(case.steps[0], "key").dtype,
     ),
-    Axis(
-        "block_size",
-        tuple(map(str, BLOCK_SIZES)),
-        lambda case: str(layout_facts.key_cache(case).extents["token"]),
-    ),
-    Axis(
-        "num_kv_heads",
-        tuple(map(str, HEAD_COUNTS)),
-        lambda case: str(layout_facts.key_cache(case).extents["head"]),
-    ),
-    Axis(
-        "head_size",
-        tuple(map(str, HEAD_SIZES)),
-        lambda case: str(layout_facts.key_cache(case).extents["dim"]),
-    ),
+    *SIZE_AXES,
     Axis(
         "scale",
         ("none", "unit", "power_of_two", "general", "extreme"),
         _scale_kind,
         _of((QUANT_OP,), "none"),
     ),
-    Axis("strides", ("dense", "not_dense"), _dense),
+    STRIDES,
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
     Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
     Axis("reach", tokens.REACHES, tokens.reach, _of((QUANT_OP,), "near", "past_2g_elements")),

@@ -103,7 +103,7 @@ def _blocks(case: Program, field: Field) -> list[int]:
     if "block" not in field.extents:
         return [0]
     last = field.extents["block"] - 1
-    named = {block for step in case.steps for block in touched_blocks(case, step)}
+    named = {block for step in case.steps for block in touched_blocks(case, step, field.buffer)}
     near = {block + by for block in named for by in (-1, 0, 1)} | {0, last}
     return sorted(block for block in {*near, *field.blocks} if 0 <= block <= last)
 

@@ -6,17 +6,18 @@ same bytes, the plainer one is told; shuffle and x_packed_v, which are, differ i
 target is handed.
 """
 
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Program
+from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Field
 from kvfuzz.model.placement import SCALE_AXES, occupied
 
 
-def key_cache(case: Case) -> Field:
+def key_cache(case: Program) -> Field:
     """K of the layer that the first step works on."""
     return case.bound_field(case.steps[0], "key_cache")
 
 
-def value_cache(case: Case) -> Field:
+def value_cache(case: Program) -> Field:
     """V of the layer that the first step works on."""
     return case.bound_field(case.steps[0], "value_cache")
 
@@ -26,7 +27,7 @@ def steps(field: Field) -> dict[str, int]:
     return {term.axis: term.stride for term in field.terms}
 
 
-def order(case: Case) -> str:
+def order(case: Program) -> str:
     """Whether K and V are taken apart, and if not, whether heads or tokens are farther apart."""
     k, v = key_cache(case), value_cache(case)
     if len(k.terms) == 4:
@@ -38,7 +39,7 @@ def order(case: Case) -> str:
     return "x_packed_v" if len(view.shape) == 5 else "shuffle"
 
 
-def layout(case: Case) -> str:
+def layout(case: Program) -> str:
     """Where V begins: within a row of K, behind all blocks of K, or behind K's part of a block."""
     if any(field.name == "state" for field in case.fields):
         return "hybrid"
@@ -49,7 +50,7 @@ def layout(case: Case) -> str:
     return "kv_first" if apart >= step["block"] else "blocks_first"
 
 
-def nesting(case: Case) -> str:
+def nesting(case: Program) -> str:
     """How wide the step from layer to layer is, between those to the next head and block.
 
     With one layer, one head or one block several nestings are the same bytes.
@@ -64,7 +65,7 @@ def nesting(case: Case) -> str:
     return "block_first" if layer < block else "layer_first"
 
 
-def _k_of_others(case: Case) -> list[Field]:
+def _k_of_others(case: Program) -> list[Field]:
     """K of the other attention layers in the allocation."""
     k = key_cache(case)
     return [
@@ -74,23 +75,34 @@ def _k_of_others(case: Case) -> list[Field]:
     ]
 
 
-def page(case: Case) -> str:
+def page(case: Program) -> str:
     """Whether the allocation has bytes that are no element's."""
     buffer = case.buffer(key_cache(case).buffer)
     pages = [f for f in case.fields if f.buffer == buffer.name and "token" in f.extents]
     return "padded" if occupied(pages) < buffer.nbytes else "exact"
 
 
-def value_size(case: Case) -> str:
+def value_size(case: Program) -> str:
     """How the head sizes of V and K compare."""
     k, v = key_cache(case).extents["dim"], value_cache(case).extents["dim"]
     return "same" if k == v else "narrower" if v < k else "wider"
 
 
-def granularity(case: Case) -> str:
+def granularity(case: Program) -> str:
     """The axes that the scales of K depend on, and whether they lie in its pages."""
     field = case.bound_field(case.steps[0], "k_scale")
     if field.buffer == key_cache(case).buffer:
         return "token_head_inline"
     axes = {term.axis for term in field.terms}
     return next(name for name, depends in SCALE_AXES.items() if set(depends) == axes)
+
+
+def strides(case: Program) -> str:
+    """Whether the tensor of K has the strides of a dense one."""
+    view = case.tensor(case.steps[0].tensors["key_cache"])
+    expected = itemsize(view.dtype)
+    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
+        if stride != expected:
+            return "not_dense"
+        expected *= size
+    return "dense"

@@ -5,7 +5,8 @@ tokens into a dense workspace. Both fill the cache with hash bytes first, so tha
 is not named must survive.
 """
 
-from kvfuzz.model.case import Buffer, Case
+from kvfuzz.model.cache_parts import cache_parts
+from kvfuzz.model.case import Case
 from kvfuzz.model.fill import ByteFill, word
 from kvfuzz.model.layout import Field
 from kvfuzz.model.parts import (
@@ -16,61 +17,44 @@ from kvfuzz.model.parts import (
     group_fill,
     write_parts,
 )
-from kvfuzz.model.placement import cache_fields, place, state_field
 from kvfuzz.model.scales import SCALES, Scales, inline_scales, made_scales, scale_view, scales_of
 from kvfuzz.model.scene import QUANT_OP, Scene, check
 from kvfuzz.model.steps import PAD_SLOT_ID
-from kvfuzz.model.views import SPELT, cache_view
+from kvfuzz.model.views import SPELT
 
 
 def lower(scene: Scene) -> Case:
     """The case of `scene`. Raises UsageError where the scene is impossible."""
     check(scene)
-    layer = scene.attention
-    sharing = scene.plan.sharing(layer.allocation)
-    count, index = len(sharing), sharing.index(layer)
-    nbytes = place(layer, count=count).nbytes
-    k, v, *inline = cache_fields(layer, index=index, count=count)
-    others = [
-        field
-        for number, other in enumerate(sharing)
-        if number != index
-        for field in cache_fields(other, index=number, count=count, prefix=f"{other.name}.")
-    ]
-    # States first, so that a byte of their blocks is theirs: K and V are defined over all blocks.
-    states = [
-        state_field(layer, count, name="state", owner=state.name, blocks=state.blocks)
-        for state in scene.plan.states(layer.allocation)
-    ]
-    scales = _scales(scene, inline)
+    cache = cache_parts(scene.plan, scene.attention, scene.fill_seed)
+    scales = _scales(scene, cache.inline)
     parts = OPS[scene.op](scene)
     return Case(
         buffers=(
-            Buffer(layer.allocation, nbytes, ByteFill(scene.fill_seed)),
+            cache.buffer,
             *(each.buffer for each in scales if each.buffer),
             *parts.buffers,
         ),
-        fields=(*states, k, v, *(each.field for each in scales), *others, *parts.fields),
-        tensors=(
-            cache_view("key_cache", k, layer.order),
-            cache_view("value_cache", v, layer.order),
-            *(each.view for each in scales),
-            *parts.tensors,
+        fields=(
+            *cache.states,
+            cache.k,
+            cache.v,
+            *(each.field for each in scales),
+            *cache.others,
+            *parts.fields,
         ),
+        tensors=(*cache.views, *(each.view for each in scales), *parts.tensors),
         steps=(parts.step,),
         scene=scene,
     )
 
 
-def _scales(scene: Scene, inline: list[Field]) -> list[Scales]:
+def _scales(scene: Scene, inline: tuple[Field, ...]) -> list[Scales]:
     layer, seed = scene.attention, scene.fill_seed
     if scene.op == QUANT_OP:  # the op makes them
-        made = ByteFill(seed)
-        return (
-            [made_scales(name, layer, made) for name in SCALES]
-            if not inline
-            else [Scales(None, each, scale_view(each, layer)) for each in inline]
-        )
+        if inline:
+            return [Scales(None, each, scale_view(each, layer)) for each in inline]
+        return [made_scales(name, layer, ByteFill(seed)) for name in SCALES]
     least = (scene.k_scale, scene.v_scale)
     if inline:
         return [

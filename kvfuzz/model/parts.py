@@ -11,6 +11,8 @@ from kvfuzz.model.case import Buffer, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, FloatFill, GroupFill, IntegerFill, TieFill, word
 from kvfuzz.model.layout import Field, Geometry, Term
+from kvfuzz.model.named_blocks import PAIRS
+from kvfuzz.model.ops import metadata
 from kvfuzz.model.scales import SCALES
 from kvfuzz.model.steps import PAD_SLOT_ID, PAGE_OPS
 from kvfuzz.model.vocabulary import LARGEST
@@ -155,15 +157,14 @@ def page_parts(op: str, numbers: tuple[int, ...]) -> Parts:
     """A step on whole pages of K and V, which `numbers` name: ids, or pairs of them one after the
     other, as `PAGE_OPS` says. It binds that and its caches alone."""
     name, caches = PAGE_OPS[op]
-    count = len(numbers)
-    shape, strides = ((count // 2, 2), (16, 8)) if name == "block_mapping" else ((count,), (8,))
-    same = {each: each for each in caches}
-    return Parts(
-        (integers(name, numbers, "i64"),),
-        (),
-        (TensorView(name, name, "i64", shape, strides),),
-        Step(op, same | {name: name}, same, {}),
+    rows = tuple(zip(numbers[::2], numbers[1::2], strict=False))
+    made = (
+        metadata.table(name, "i64", rows, len(rows))
+        if name == PAIRS
+        else metadata.vector(name, "i64", numbers, len(numbers))
     )
+    same = {each: each for each in (*caches, name)}
+    return Parts((made.buffer,), (made.field,), (made.view,), Step(op, same, same, {}))
 
 
 def _rows(

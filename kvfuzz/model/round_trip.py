@@ -7,6 +7,7 @@ import msgspec
 
 from kvfuzz.model.case import Case, Program, Step
 from kvfuzz.model.fill import IntegerFill
+from kvfuzz.model.named_blocks import named_blocks, names_blocks
 from kvfuzz.model.parts import Setting, activation_fill, gather_parts, write_parts
 from kvfuzz.model.scales import SCALES, least_scale
 from kvfuzz.model.steps import is_write
@@ -26,8 +27,11 @@ def touched(case: Program, step: Step) -> list[int]:
     ]
 
 
-def touched_blocks(case: Program, step: Step) -> list[int]:
-    """The blocks of the touched slots, each once, in the order of its rows."""
+def touched_blocks(case: Program, step: Step, buffer: str = "") -> list[int]:
+    """The blocks of the touched slots, each once, in the order of its rows; of a step on whole
+    blocks, those that it names of the caches in `buffer`, or else of those that it starts from."""
+    if names_blocks(step):
+        return named_blocks(case, step, buffer)
     n = case.bound_field(step, "key_cache").extents["token"]
     return list(dict.fromkeys(slot // n for slot in touched(case, step)))
 

@@ -79,7 +79,7 @@ def _check_pages(case: Program, step: Step) -> None:
     metadata, caches = PAGE_OPS[step.op]
     for kind, bound, needed in (
         ("tensors", step.tensors.keys(), {*caches, metadata}),
-        ("fields", step.fields.keys(), {*caches}),
+        ("fields", step.fields.keys(), {*caches, metadata}),
         ("scalars", step.scalars.keys(), set[str]()),
     ):
         _require(bound == needed, f"step {step.op}: {kind} {sorted(bound)}")

@@ -5,8 +5,9 @@ All of them start from the slots that the first step touches, in the order of it
 
 import itertools
 
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Case, Program
 from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.layout import Field
 from kvfuzz.model.round_trip import touched, touched_blocks
 from kvfuzz.model.steps import is_write
 
@@ -33,7 +34,7 @@ def blocks_used(case: Case) -> str:
     return "1" if len(touched_blocks(case, case.steps[0])) < 2 else "2+"
 
 
-def block_ids(case: Case) -> str:
+def block_ids(case: Program) -> str:
     """Level of `block_ids`."""
     return id_pattern(touched_blocks(case, case.steps[0]))
 
@@ -52,17 +53,22 @@ def id_pattern(order: list[int]) -> str:
     return "shuffled"
 
 
-def reach(case: Case) -> str:
+def reach(case: Program) -> str:
     """Level of `reach`."""
-    k = case.bound_field(case.steps[0], "key_cache")
-    stride = next(term.stride for term in k.terms if term.axis == "block")
+    step = case.steps[0]
+    return reach_of(case.bound_field(step, "key_cache"), touched_blocks(case, step))
+
+
+def reach_of(field: Field, blocks: list[int]) -> str:
+    """How far from the start of `field` the farthest of its `blocks` lies."""
+    stride = next(term.stride for term in field.terms if term.axis == "block")
     # Where heads lie outside of blocks, the last one is the farthest.
-    outside = [term for term in k.terms if term.axis != "block" and term.stride > stride]
-    far = max(touched_blocks(case, case.steps[0]), default=0) * stride
-    far += sum(term.stride * (term.digits(k.extents[term.axis]) - 1) for term in outside)
+    outside = [term for term in field.terms if term.axis != "block" and term.stride > stride]
+    far = max(blocks, default=0) * stride
+    far += sum(term.stride * (term.digits(field.extents[term.axis]) - 1) for term in outside)
     if far < REACH:
         return "near"
-    return "past_2g_bytes" if far // itemsize(k.dtype) < REACH else "past_2g_elements"
+    return "past_2g_bytes" if far // itemsize(field.dtype) < REACH else "past_2g_elements"
 
 
 def first_offset(case: Case) -> str:

@@ -1,12 +1,18 @@
 """The kinds of scenes, by their types and by their ops."""
 
-from kvfuzz.model.ops import slot_family
+from kvfuzz.model.ops import pages, slot_family, states
 from kvfuzz.model.ops.family import OpFamily
+from kvfuzz.model.ops.page_scene import PageScene
 from kvfuzz.model.ops.slots import SlotScene
+from kvfuzz.model.ops.states import StateScene
 
-OpScene = SlotScene
+OpScene = SlotScene | PageScene | StateScene
 
-FAMILIES: dict[type, OpFamily] = {SlotScene: slot_family.FAMILY}
+FAMILIES: dict[type, OpFamily] = {
+    SlotScene: slot_family.FAMILY,
+    PageScene: pages.FAMILY,
+    StateScene: states.FAMILY,
+}
 
 BY_OP: dict[str, OpFamily] = {op: family for family in FAMILIES.values() for op in family.ops}
 """By op, its family; what is missing is an op on K and V pages, a plan or a script."""

@@ -10,7 +10,6 @@ from kvfuzz.model.ops.table import BY_OP
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.scene import OPS
 from kvfuzz.model.script import STATEFUL_OP
-from kvfuzz.model.steps import PAGE_OPS
 from kvfuzz.model.target import TargetSpec
 
 
@@ -31,13 +30,11 @@ def test_every_listed_name_is_unique_and_described():
 
 @pytest.mark.parametrize("listed", list_targets(), ids=lambda target: target.name)
 def test_a_listed_target_resolves_to_its_own_name_and_op(listed):
-    assert listed.op in (*OPS, *PLAN_OPS, *PAGE_OPS, *BY_OP, STATEFUL_OP)
+    assert listed.op in (*OPS, *PLAN_OPS, *BY_OP, STATEFUL_OP)
     try:
         adapter = resolve(TargetSpec(listed.name))
     except NotCheckedError:
         assert listed.name.startswith(("conch:", "vllm:"))
     else:
-        # Whole pages are copied, swapped and cleared in a cache in use.
-        op = STATEFUL_OP if listed.op in PAGE_OPS else listed.op
-        assert (adapter.info.name, adapter.info.op) == (listed.name, op)
+        assert (adapter.info.name, adapter.info.op) == (listed.name, listed.op)
         assert len(adapter.info.content) == 16
