@@ -18,6 +18,7 @@ from kvfuzz.model.fill import (
     ByteFill,
     Fill,
     FloatFill,
+    GroupFill,
     IntegerFill,
     ScaleFill,
     TieFill,
@@ -27,6 +28,9 @@ from kvfuzz.model.scene import Scene
 
 MOST_BYTES = 1 << 37
 """Largest buffer of a case: what is larger is a slip in a seed, not a test."""
+
+MOST_LARGEST = 1 << 16
+"""The largest number that a group's absmax can be mapped to: e5m2's is 57344."""
 
 
 class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,7 +154,7 @@ def _check_fill(fill: Fill, nbytes: int, where: str) -> None:
         _require(fits, f"{where}: a value does not fit {fill.dtype}")
         return
     _require(0 <= fill.seed < 1 << 64, f"{where}: seed={fill.seed}, expected 0 to 2**64 - 1")
-    if isinstance(fill, FloatFill | TieFill):
+    if isinstance(fill, FloatFill | TieFill | GroupFill):
         _require(
             fill.dtype in DTYPES and not DTYPES[fill.dtype].is_fp8,
             f"{where}: dtype={fill.dtype!r}, expected fp32, bf16 or fp16",
@@ -158,6 +162,12 @@ def _check_fill(fill: Fill, nbytes: int, where: str) -> None:
     if isinstance(fill, FloatFill):
         top = (1 << DTYPES[fill.dtype].exponent_bits) - 1
         _require(0 <= fill.low <= fill.high < top, f"{where}: {fill.low}..{fill.high}")
+    if isinstance(fill, GroupFill):
+        _require(fill.group >= 1, f"{where}: group={fill.group}, expected 1 or more")
+        _require(
+            1 <= fill.largest <= MOST_LARGEST,
+            f"{where}: largest={fill.largest}, expected 1 to {MOST_LARGEST}",
+        )
     if isinstance(fill, TieFill):
         known = fill.cache_dtype in DTYPES and DTYPES[fill.cache_dtype].is_fp8
         _require(known, f"{where}: cache_dtype={fill.cache_dtype!r}, expected an fp8 format")

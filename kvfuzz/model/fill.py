@@ -13,12 +13,14 @@ bits, sign from bit 63, biased exponent `low + (word >> 32) % 2**16 % (high - lo
 scale, rounded to fp32 and then to the element's format, with the sign from bit 63. Element `i` of a
 `scales` fill is one where the least scale is one, the least scale times
 `2 ** ((word >> 32) % 2**16 % 3)` where that is another power of two, and else its bit pattern plus
-the low 24 bits of the word: less than four times as much, with any mantissa.
+the low 24 bits of the word: less than four times as much, with any mantissa. A `groups` fill is
+defined by `GroupFill` and `group_code_at`.
 This module is the scalar definition; the worker computes the same in tensors, and TEST_VECTORS
 hold both to it.
 """
 
 import hashlib
+import math
 from functools import lru_cache
 
 import msgspec
@@ -81,11 +83,46 @@ class ScaleFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sc
     least: int
 
 
-Fill = IntegerFill | ByteFill | FloatFill | TieFill | ScaleFill
+class GroupFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="groups"):
+    """Elements of `dtype` for a quantiser that maps the absmax of each group to `largest`.
+
+    A group is `group` consecutive elements. One in `GROUP_KINDS` is all zeros, and one is small:
+    below 1e-6, so that what a quantiser keeps its scale above shows (fp16 has no normal numbers
+    there, and stays below 1e-4). Elements of the others spread over `GROUP_DEPTH` binades below a
+    magnitude that differs from group to group by up to 2**60 (2**29 in fp16), some being zeros.
+    Where `ties`, they have one element of `largest` times a power of two, either sign, and the
+    rest on rounding ties of `cache_dtype` times the same: x / s is exact, and a tie. A
+    `cache_dtype` that is no float format has ties halfway between integers.
+
+    An fp32 has 16 bits of mantissa here, so that no absmax lies so near to `largest` times a power
+    of two, and not on it, that a log2 that is rounded to fp32 would not tell.
+    """
+
+    seed: int
+    dtype: str
+    cache_dtype: str
+    group: int
+    largest: float
+    ties: bool = False
+
+
+Fill = IntegerFill | ByteFill | FloatFill | TieFill | ScaleFill | GroupFill
 
 FP32_ONE, FP32_MANTISSA = 0x3F800000, (1 << 23) - 1
 SPREAD = 1 << 24
 """Bit patterns from a positive fp32 to four times as much."""
+
+GROUPS = " groups"
+"""What the name of a buffer ends with in the stream of its groups."""
+GROUP_KINDS, ZERO_GROUP, SMALL_GROUP = 8, 0, 1
+GROUP_DEPTH = 22
+GROUP_EXPONENTS = 30
+"""The greatest magnitudes of groups are within 2**-30 and 2**30, as far as the format has them."""
+SMALL_EXPONENT = -21
+TIE_EXPONENTS = (-8, 7)
+"""The least and the greatest power of two that ties are multiplied by: exact in every format."""
+GROUP_MANTISSA = 16
+"""Bits of mantissa that an element has at most."""
 
 LARGE = 1 << 26
 """Bytes from which on a buffer is filled and compared in part only (`kvfuzz.model.held`)."""
@@ -134,8 +171,55 @@ def scale_at(fill: ScaleFill, stream: str, index: int) -> int:
     return fill.least + bits % SPREAD
 
 
-def code_at(fill: FloatFill | TieFill | ScaleFill, buffer: str, index: int) -> int:
+def group_ties(fill: GroupFill) -> tuple[float, ...]:
+    """The ties of the cache format below `largest`, from zero up."""
+    if fill.cache_dtype not in DTYPES:
+        return tuple(number + 0.5 for number in range(int(fill.largest)))
+    cache = DTYPES[fill.cache_dtype]
+    return tuple(midpoint(cache, code) for code in range(cache.encode(fill.largest)))
+
+
+def group_range(dtype: CacheDtype) -> tuple[int, int]:
+    """The biased exponents that the magnitudes of spread groups are in."""
+    top = (1 << dtype.exponent_bits) - 2
+    return max(1, dtype.bias - GROUP_EXPONENTS), min(top, dtype.bias + GROUP_EXPONENTS)
+
+
+def group_code_at(fill: GroupFill, buffer: str, index: int) -> int:
+    """The code of element `index` of a groups fill.
+
+    The group's word has its kind in bits 32 to 47, its magnitude in bits 0 to 15 and the place of
+    its absmax in bits 16 to 31; the element's own has a sign in bit 63, a tie, or a depth below
+    that magnitude, in bits 32 to 47, and a mantissa in the lowest ones.
+    """
+    dtype, bits = DTYPES[fill.dtype], word(fill.seed, buffer, index)
+    whole = word(fill.seed, buffer + GROUPS, index // fill.group)
+    kind, magnitude, place = whole >> 32 & 0xFFFF, whole & 0xFFFF, whole >> 16 & 0xFFFF
+    choice, sign = bits >> 32 & 0xFFFF, dtype.sign_bit if bits >> 63 else 0
+    if kind % GROUP_KINDS == ZERO_GROUP:
+        return sign
+    if fill.ties and kind % GROUP_KINDS != SMALL_GROUP:
+        low, high = TIE_EXPONENTS
+        ties = group_ties(fill)
+        is_largest = index % fill.group == place % fill.group
+        value = fill.largest if is_largest else ties[choice % len(ties)]
+        return sign | dtype.encode(math.ldexp(value, low + magnitude % (high - low + 1)))
+    low, high = group_range(dtype)
+    top = low + magnitude % (high - low + 1)
+    if kind % GROUP_KINDS == SMALL_GROUP:
+        top = max(0, dtype.bias + SMALL_EXPONENT)
+    depth = choice % (GROUP_DEPTH + 1)
+    if depth == GROUP_DEPTH:
+        return sign
+    spare = max(0, dtype.mantissa_bits - GROUP_MANTISSA)
+    mantissa = (bits & ((1 << dtype.mantissa_bits) - 1)) >> spare << spare
+    return sign | (max(0, top - depth) << dtype.mantissa_bits) | mantissa
+
+
+def code_at(fill: FloatFill | TieFill | ScaleFill | GroupFill, buffer: str, index: int) -> int:
     """The code of element `index` that `fill` puts into a buffer."""
+    if isinstance(fill, GroupFill):
+        return group_code_at(fill, buffer, index)
     if isinstance(fill, ScaleFill):
         return scale_at(fill, buffer, index)
     dtype, bits = DTYPES[fill.dtype], word(fill.seed, buffer, index)

@@ -15,6 +15,7 @@ DEFAULT_LANE, DEFAULT_ARCH = "cpu", "gfx942"
 """The arch of the cpu lane decides, for instance, which fp8 an engine uses."""
 
 Quotient = Literal["x/s", "x*(1/s)"]
+Rounding = Literal["half_even", "half_away_fp32"]
 MayHold = Literal["nan", "finite"]
 
 
@@ -27,6 +28,15 @@ class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     quotient: Quotient = "x/s"
     source: str = ""
+    scale_floor: float = 1e-6
+    """The least scale that a group is given, where the op computes scales; an fp32."""
+    absmax_floor: float = 0.0
+    """The least absmax of a group that is divided, an fp32."""
+    rounding: Rounding = "half_even"
+    """How a quotient becomes an integer, where the cache holds those."""
+    largest: dict[str, float] = {}
+    """By cache dtype, the number that the absmax of a group is mapped to; absent, the format's
+    largest finite one."""
 
 
 class DeadBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

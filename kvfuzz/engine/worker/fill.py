@@ -18,16 +18,27 @@ from kvfuzz.model.fill import (
     FP32_MANTISSA,
     FP32_ONE,
     GOLDEN,
+    GROUP_DEPTH,
+    GROUP_KINDS,
+    GROUP_MANTISSA,
+    GROUPS,
     MASK,
     MIX_1,
     MIX_2,
+    SMALL_EXPONENT,
+    SMALL_GROUP,
     SPREAD,
+    TIE_EXPONENTS,
+    ZERO_GROUP,
     ByteFill,
     Fill,
     FloatFill,
+    GroupFill,
     IntegerFill,
     ScaleFill,
     TieFill,
+    group_range,
+    group_ties,
     midpoint,
     origin_of,
 )
@@ -74,6 +85,8 @@ def _filled(fill: Fill, buffer: str, kept: Held) -> Array:
         codes = np.array([value & MASK for value in fill.values], np.uint64)
         return codes.astype(f"u{itemsize(fill.dtype)}").view(np.uint8)
     dtype = DTYPES["fp32" if isinstance(fill, ScaleFill) else fill.dtype]
+    if isinstance(fill, GroupFill):
+        return _groups(fill, buffer, kept.nbytes // dtype.itemsize).view(np.uint8)
     return _codes(fill, words(fill.seed, buffer, kept.nbytes // dtype.itemsize)).view(np.uint8)
 
 
@@ -135,6 +148,35 @@ def _ties(fill: TieFill, bits: Array) -> Array:
     signed = np.where(bits >> np.uint64(63), -product, product)
     codes = encode(torch.from_numpy(signed), DTYPES[fill.dtype]).numpy()
     return codes.astype(f"u{itemsize(fill.dtype)}")
+
+
+def _groups(fill: GroupFill, buffer: str, count: int) -> Array:
+    dtype = DTYPES[fill.dtype]
+    unsigned = np.dtype(f"u{dtype.itemsize}").type
+    bits = words(fill.seed, buffer, count)
+    whole = words(fill.seed, buffer + GROUPS, -(-count // fill.group)).repeat(fill.group)[:count]
+    kind, choice = _choices(whole) % GROUP_KINDS, _choices(bits).astype(np.int32)
+    magnitude, place = (whole.view(np.uint16)[at::4].astype(np.int32) for at in (0, 1))
+    low, high = group_range(dtype)
+    top = low + magnitude % (high - low + 1)
+    top[kind == SMALL_GROUP] = max(0, dtype.bias + SMALL_EXPONENT)
+    depth = choice % (GROUP_DEPTH + 1)
+    spare = max(0, dtype.mantissa_bits - GROUP_MANTISSA)
+    mantissa = bits.astype(unsigned) & unsigned((1 << dtype.mantissa_bits) - (1 << spare))
+    codes: Array = np.maximum(0, top - depth).astype(unsigned) << unsigned(dtype.mantissa_bits)
+    codes |= mantissa
+    if fill.ties:
+        ties = np.array(group_ties(fill), np.float32)
+        first, last = TIE_EXPONENTS
+        values = ties[choice % len(ties)]
+        values[np.arange(count) % fill.group == place % fill.group] = np.float32(fill.largest)
+        values = np.ldexp(values, first + magnitude % (last - first + 1))
+        tied = encode(torch.from_numpy(values), dtype).numpy().astype(unsigned)
+        codes = np.where(kind == SMALL_GROUP, codes, tied)
+        depth = np.where(kind == SMALL_GROUP, depth, 0)
+    codes[(kind == ZERO_GROUP) | (depth == GROUP_DEPTH)] = 0
+    codes[bits >> np.uint64(63) != 0] |= unsigned(dtype.sign_bit)
+    return codes
 
 
 def _floats(fill: FloatFill, bits: Array) -> Array:

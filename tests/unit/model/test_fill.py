@@ -1,13 +1,17 @@
+import math
+
 import pytest
 import torch
 
 from kvfuzz.engine.worker.fill import filled, words
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import (
+    GROUP_KINDS,
     MASK,
     TEST_VECTORS,
     ByteFill,
     FloatFill,
+    GroupFill,
     IntegerFill,
     ScaleFill,
     TieFill,
@@ -110,3 +114,69 @@ def test_scales_lie_between_the_least_and_four_times_that_and_are_of_its_kind(le
     else:
         assert len(codes) > 1900
         assert max(values) > 3.9
+
+
+def _codes_of(fill, count):
+    size = DTYPES[fill.dtype].itemsize
+    data = filled(fill, "k", whole(count * size), CPU).reshape(count, size)
+    return [int.from_bytes(bytes(row), "little") for row in data.tolist()]
+
+
+@pytest.mark.parametrize("ties", [False, True], ids=["spread", "ties"])
+@pytest.mark.parametrize("cache", ["e4m3fn", "e4m3fnuz", "i8"])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_tensor_groups_are_the_scalar_codes(name, cache, ties):
+    fill = GroupFill(3, name, cache, 7, 127.0 if cache == "i8" else 224.0, ties)
+    assert _codes_of(fill, 500) == [code_at(fill, "k", index) for index in range(500)]
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_some_groups_are_zero_some_small_and_the_others_differ_widely(name):
+    dtype, group = DTYPES[name], 16
+    fill = GroupFill(5, name, "e4m3fn", group, 448.0)
+    values = [abs(dtype.decode(code)) for code in _codes_of(fill, 400 * group)]
+    tops = [max(values[at : at + group]) for at in range(0, len(values), group)]
+    floor = 1e-4 if name == "fp16" else 1e-6
+    assert tops.count(0) > 400 / GROUP_KINDS / 2
+    assert sum(0 < top < floor for top in tops) > 400 / GROUP_KINDS / 2
+    assert max(tops) > (1 << 14 if name == "fp16" else 1 << 28)
+    assert all(any(0 < value < top / 1000 for value in values) for top in tops if top > 1)
+
+
+@pytest.mark.parametrize("cache", ["e4m3fn", "e4m3fnuz", "i8"])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_tied_groups_have_one_largest_and_the_rest_between_two_codes(name, cache):
+    dtype, group, largest = DTYPES[name], 16, 127.0 if cache == "i8" else 224.0
+    fill = GroupFill(6, name, cache, group, largest, ties=True)
+    values = [abs(dtype.decode(code)) for code in _codes_of(fill, 200 * group)]
+    groups = [values[at : at + group] for at in range(0, len(values), group)]
+    tied = [each for each in groups if max(each) > 1e-4]
+    assert len(tied) > 100
+    for each in tied:
+        scale = max(each) / largest
+        assert math.frexp(scale)[0] == 0.5
+        assert each.count(max(each)) == 1
+        for value in each:
+            if value != max(each):
+                assert _is_tie(value / scale, cache)
+
+
+def _is_tie(value, cache):
+    if cache == "i8":
+        return value % 1 == 0.5
+    dtype = DTYPES[cache]
+    at = next(code for code in range(dtype.max_code) if dtype.decode(code + 1) > value)
+    return dtype.decode(at) + dtype.decode(at + 1) == 2 * value
+
+
+GROUP_VECTORS = {
+    # whether tied: the third group of seed 5 in bf16, for e4m3fn
+    False: [0xB949, 0x3788, 0x3803, 0x3397, 0xB4F5, 0xBA20, 0xBB87, 0x394C],
+    True: [0xC160, 0x3B08, 0x3C78, 0x3D38, 0xC028, 0xBA08, 0xBA08, 0x3D98],
+}
+
+
+@pytest.mark.parametrize("ties", GROUP_VECTORS)
+def test_groups_keep_their_test_vectors(ties):
+    fill = GroupFill(5, "bf16", "e4m3fn", 8, 448.0, ties)
+    assert [code_at(fill, "k", index) for index in range(16, 24)] == GROUP_VECTORS[ties]
