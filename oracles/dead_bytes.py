@@ -14,7 +14,7 @@ from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES, FINITE_UNSIGNED_ZERO, itemsize
 from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.held import held
-from kvfuzz.model.steps import CACHES
+from kvfuzz.model.round_trip import paged
 from kvfuzz.model.verdict import Hazard, Place, Violation
 from kvfuzz.oracles import image
 from kvfuzz.oracles.liveness import near_elements
@@ -78,8 +78,9 @@ def _other_numbers(
     """Metadata with other stale entries, such as an engine may have left there: those of a block
     table name any block, those of other tensors are no larger than what was there."""
     numbers, size = before.view(INTEGERS[fill.dtype]), itemsize(fill.dtype)
-    cache = case.steps[0].fields.get(CACHES[0])
-    most = case.field(cache).extents["block"] if cache else max(fill.values, default=0) + 1
+    is_paged = any("block" in case.field(name).extents for name in case.steps[0].fields.values())
+    blocks = paged(case, case.steps[0]).extents["block"] if is_paged else 0
+    most = blocks or max(fill.values, default=0) + 1
     other = (numbers + by) % max(most, 1)
     return torch.where(live.view(-1, size)[:, 0], numbers, other).view(torch.uint8)
 

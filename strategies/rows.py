@@ -61,9 +61,11 @@ FEWEST_BLOCKS = {"split_2": 8, "split_4": 24, "split_12": 24}
 
 def is_costly(row: Row) -> bool:
     """Whether the cases of a row take several times as long as others: their caches are large, or
-    reach far. Plans have no bytes."""
+    reach far. Plans have no bytes, and pages of one row a token are small."""
     if "reach" not in row:
         return False
+    if "num_kv_heads" not in row:
+        return row["reach"] != "near"
     side = int(row["block_size"]) * int(row["num_kv_heads"]) * int(row["head_size"])
     page = 2 * side * itemsize(row["cache_dtype"])
     layers = 2 if row["nesting"] in NESTED else 1
