@@ -54,6 +54,22 @@ SHIPPED: tuple[Listed, ...] = (
         "kvfuzz's own mapping of new tokens to slots, with context parallelism",
     ),
     Listed(
+        "builtin:concat_and_cache_mla",
+        "concat_and_cache_mla",
+        "kvfuzz's own writer of MLA's cache, plain, fp8 and fp8_ds_mla",
+    ),
+    Listed("builtin:gather_mla", "gather_mla", "kvfuzz's own gather of MLA's cache"),
+    Listed(
+        "builtin:indexer_quant_and_cache",
+        "indexer_quant_and_cache",
+        "kvfuzz's own writer of the sparse indexer's keys, with their scales",
+    ),
+    Listed(
+        "builtin:gather_indexer",
+        "gather_indexer",
+        "kvfuzz's own gather of the sparse indexer's keys and scales",
+    ),
+    Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",

@@ -9,9 +9,13 @@ from kvfuzz.errors import UsageError
 from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.builtin.cache_views import cache_views
+from kvfuzz.kernels.builtin.concat_and_cache_mla import concat_and_cache_mla
 from kvfuzz.kernels.builtin.copy_blocks import copy_blocks
 from kvfuzz.kernels.builtin.expand_block_table import expand_block_table
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
+from kvfuzz.kernels.builtin.gather_indexer import gather_indexer
+from kvfuzz.kernels.builtin.gather_mla import gather_mla
+from kvfuzz.kernels.builtin.indexer_quant_and_cache import indexer_quant_and_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
 from kvfuzz.kernels.builtin.slot_mapping import slot_mapping
 from kvfuzz.kernels.builtin.swap_blocks import swap_blocks
@@ -31,6 +35,10 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "swap_blocks": swap_blocks,
     "zero_blocks": zero_blocks,
     "slot_mapping": slot_mapping,
+    "concat_and_cache_mla": concat_and_cache_mla,
+    "gather_mla": gather_mla,
+    "indexer_quant_and_cache": indexer_quant_and_cache,
+    "gather_indexer": gather_indexer,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -46,6 +54,21 @@ INVERSE = {
 """By op that can be undone, who does it."""
 
 QUANTISE = Quantise("x/s", "kernels/builtin/reshape_and_cache.py: quantised")
+
+OWN_QUANTISE = {
+    "concat_and_cache_mla": Quantise(
+        source="kernels/builtin/concat_and_cache_mla.py: concat_and_cache_ds_mla_kernel",
+        scale_floor=2.0**-126,
+        largest={"e4m3fnuz": 224.0},
+    ),
+    "indexer_quant_and_cache": Quantise(
+        source="kernels/builtin/indexer_quant_and_cache.py: indexer_quant_and_cache_kernel",
+        scale_floor=0.0,
+        absmax_floor=1e-4,
+        largest={"e4m3fnuz": 224.0},
+    ),
+}
+"""By op that computes scales, how."""
 
 REFUSALS = (NotImplementedError,)
 
@@ -91,7 +114,8 @@ def _adapter(name: str, op: str, function: Callable[..., Any], source: bytes, ar
         allowed={"cache_dtype": formats_of(arch)},
         source=f"kernels/builtin/{op}.py: every stride and size, the formats of {arch} in Triton",
     )
-    info = TargetInfo(name, op, domain, QUANTISE, INVERSE.get(op, ""), content_of(source))
+    quantise = OWN_QUANTISE.get(op, QUANTISE)
+    info = TargetInfo(name, op, domain, quantise, INVERSE.get(op, ""), content_of(source))
     return Adapter(info, bind(function, op), REFUSALS)
 
 

@@ -18,6 +18,7 @@ from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import is_nan
 from kvfuzz.oracles.gather_cache import gather_cache
 from kvfuzz.oracles.memory import Elements, Memory
+from kvfuzz.oracles.ops import latent
 from kvfuzz.oracles.ops.slots import slot_mapping
 from kvfuzz.oracles.page_ops import copy_blocks, swap_blocks, zero_blocks
 from kvfuzz.oracles.reshape_and_cache import reshape_and_cache
@@ -88,6 +89,10 @@ REFERENCES: dict[str, Callable[[Memory, Step, Quantise], list[Stored]]] = {
     "swap_blocks": swap_blocks,
     "zero_blocks": zero_blocks,
     "slot_mapping": slot_mapping,
+    "concat_and_cache_mla": latent.concat_and_cache_mla,
+    "gather_mla": latent.gather_mla,
+    "indexer_quant_and_cache": latent.indexer_quant_and_cache,
+    "gather_indexer": latent.gather_indexer,
 }
 
 

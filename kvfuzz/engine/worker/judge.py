@@ -18,7 +18,6 @@ from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.case import Case, Program
 from kvfuzz.model.held import held
 from kvfuzz.model.ops.op_case import OpCase
-from kvfuzz.model.target import Quantise
 from kvfuzz.model.verdict import (
     PROPERTY_NAMES,
     WAITING,
@@ -84,7 +83,8 @@ class Judge:
         self._patience = Patience(math.inf)
         self._where = Domain(allowed=dict(where or {}), source="--where")
         writers = [each for each in self._adapters.values() if each.info.op == "reshape_and_cache"]
-        self._quantise = writers[0].info.quantise if writers else Quantise()
+        # Of a gather its partner converts what is stored; any other op says how it does itself.
+        self._quantise = (writers[0] if writers else target).info.quantise
 
     def verdict(
         self,

@@ -1,12 +1,16 @@
 """The kinds of scenes, by their types and by their ops."""
 
-from kvfuzz.model.ops import slots
+from kvfuzz.model.ops import latent_family, slots
 from kvfuzz.model.ops.family import OpFamily
+from kvfuzz.model.ops.latent import LatentScene
 from kvfuzz.model.ops.slots import SlotScene
 
-OpScene = SlotScene
+OpScene = SlotScene | LatentScene
 
-FAMILIES: dict[type, OpFamily] = {SlotScene: slots.FAMILY}
+FAMILIES: dict[type, OpFamily] = {
+    SlotScene: slots.FAMILY,
+    LatentScene: latent_family.FAMILY,
+}
 
 BY_OP: dict[str, OpFamily] = {op: family for family in FAMILIES.values() for op in family.ops}
 """By op, its family; what is missing is an op on K and V pages, a plan or a script."""
