@@ -115,6 +115,16 @@ SHIPPED: tuple[Listed, ...] = (
         "vLLM's slots of its V2 runner; needs --source vllm=DIR",
     ),
     Listed(
+        "vllm:indexer_quant_and_cache",
+        "indexer_quant_and_cache",
+        "vLLM's Triton writer of the sparse indexer's keys; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:gather_indexer",
+        "gather_indexer",
+        "vLLM's Triton gather of the sparse indexer's keys; needs --source vllm=DIR",
+    ),
+    Listed(
         "vllm:reshape_and_cache",
         "reshape_and_cache",
         "vLLM's writer for the format at hand, one of the next two; needs --source vllm=DIR",

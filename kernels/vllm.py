@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import vllm_slots
+from kvfuzz.kernels import vllm_latent, vllm_slots
 from kvfuzz.kernels.adapter import Adapter, Call, content_of
 from kvfuzz.kernels.contracts import CONVENTIONAL, bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
@@ -56,6 +56,8 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:reshape_and_cache_shuffle": _shuffle,
         "vllm:slot_mapping_v1": vllm_slots.v1,
         "vllm:slot_mapping_v2": vllm_slots.v2,
+        "vllm:indexer_quant_and_cache": vllm_latent.index_writer,
+        "vllm:gather_indexer": vllm_latent.index_gather,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(
