@@ -63,7 +63,7 @@ def _images(base: Run, byte: int | None, by: int) -> dict[str, Tensor]:
     for name, live in base.live.items():
         before = base.before[name]
         fill = base.case.buffer(name).fill
-        if isinstance(fill, IntegerFill):
+        if isinstance(fill, IntegerFill) and fill.dtype in INTEGERS:
             images[name] = _other_numbers(base.case, fill, before, live, by)
         elif byte is not None:
             images[name] = before.masked_fill(~live, byte)

@@ -36,6 +36,9 @@ TILE_MAX = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 224.0}
 LEAST_SCALE = 2.0**-126
 """The scale of a tile that holds zeros: the least normal float32."""
 
+FEWEST_LANES = 64
+"""Small rows share a compilation."""
+
 SIZES = (
     "kv_c_stride",
     "k_pe_stride",
@@ -208,7 +211,7 @@ def concat_and_cache_mla(
         block_size,
         latent_size,
         rope_size,
-        PADDED_SIZE=triton.next_power_of_2(max(latent_size, rope_size)),
+        PADDED_SIZE=triton.next_power_of_2(max(latent_size, rope_size, FEWEST_LANES)),
         QUANT=kv_cache.dtype in FP8_MAX,
         MAX=FP8_MAX.get(kv_cache.dtype, 0.0),
     )

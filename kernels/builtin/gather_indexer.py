@@ -21,6 +21,9 @@ import triton.language as tl
 HEAD_TILE_SIZE = 16
 """Codes of a token that lie together."""
 
+FEWEST_LANES = 128
+"""Small heads share a compilation."""
+
 SIZES = (
     "block_table_stride",
     "code_block_stride",
@@ -107,5 +110,5 @@ def gather_indexer(
         head_size,
         block_tile_size,
         HEAD_TILE=HEAD_TILE_SIZE,
-        PADDED_HEAD_SIZE=triton.next_power_of_2(head_size),
+        PADDED_HEAD_SIZE=triton.next_power_of_2(max(head_size, FEWEST_LANES)),
     )

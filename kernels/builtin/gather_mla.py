@@ -19,6 +19,9 @@ import triton.language as tl
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 
+FEWEST_LANES = 128
+"""Small rows share a compilation."""
+
 SIZES = (
     "block_table_stride",
     "block_stride",
@@ -94,6 +97,6 @@ def gather_mla(
         out.stride(0),
         kv_cache.shape[1],
         row_size,
-        PADDED_SIZE=triton.next_power_of_2(row_size),
+        PADDED_SIZE=triton.next_power_of_2(max(row_size, FEWEST_LANES)),
         DEQUANT=kv_cache.dtype in FP8,
     )

@@ -28,6 +28,9 @@ LEAST_ABSMAX = 1e-4
 HEAD_TILE_SIZE = 16
 """Codes of a token that lie together."""
 
+FEWEST_LANES = 128
+"""Small heads share a compilation."""
+
 SIZES = (
     "k_stride",
     "code_block_stride",
@@ -110,7 +113,7 @@ def indexer_quant_and_cache(
         head_size,
         block_tile_size,
         HEAD_TILE=HEAD_TILE_SIZE,
-        PADDED_HEAD_SIZE=triton.next_power_of_2(head_size),
+        PADDED_HEAD_SIZE=triton.next_power_of_2(max(head_size, FEWEST_LANES)),
         MAX=MAX[cache_dtype],
         LEAST=LEAST_ABSMAX,
         UE8M0=scale_fmt == "ue8m0",

@@ -146,7 +146,25 @@ def blocks(scene: S) -> Steps[S]:
     used = blocks_of(scene)
     first = min(used)
     scene = yield from smallest(scene, first, 0, lambda to: from_block(scene, to))
+    if len(used) > 1:
+        for block in sorted(blocks_of(scene)):
+            scene = yield from _lower_block(scene, block)
     return (yield from _no_spare_blocks(scene))
+
+
+def _lower_block(scene: S, block: int) -> Steps[S]:
+    """Give `block` a lower id that is free."""
+    used = blocks_of(scene)
+    below = sorted(each for each in used if each < block)
+
+    def moved(number: int) -> S:
+        free = number
+        for taken in below:
+            free += taken <= free
+        ids = {each: each for each in used} | {block: free}
+        return renumbered(scene, ids, scene.num_blocks)
+
+    return (yield from smallest(scene, block - len(below), 0, moved))
 
 
 def _until(scene: S, plainer: list[tuple[int, ...]]) -> Iterator[S]:
