@@ -70,6 +70,11 @@ SHIPPED: tuple[Listed, ...] = (
         "kvfuzz's own gather of the sparse indexer's keys and scales",
     ),
     Listed(
+        "builtin:quantize_and_insert_k_cache",
+        "quantize_and_insert_k_cache",
+        "kvfuzz's own writer of DeepSeek V4's cache",
+    ),
+    Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",
@@ -123,6 +128,11 @@ SHIPPED: tuple[Listed, ...] = (
         "vllm:gather_indexer",
         "gather_indexer",
         "vLLM's Triton gather of the sparse indexer's keys; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:quantize_and_insert_k_cache",
+        "quantize_and_insert_k_cache",
+        "vLLM's Triton writer of DeepSeek V4's cache; needs --source vllm=DIR",
     ),
     Listed(
         "vllm:reshape_and_cache",

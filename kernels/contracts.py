@@ -191,6 +191,16 @@ CONTRACTS: dict[str, Contract] = {
             derived={"head_size": _size("k", 1)},
         ),
         Contract(
+            op="quantize_and_insert_k_cache",
+            required=("k", "kv_cache", "slot_mapping", "block_size"),
+            optional=("scale_fmt", "cache_dtype"),
+            aliases={"k_cache": "kv_cache"},
+            derived={
+                "is_ue8m0": lambda tensors, scalars: scalars["scale_fmt"] == "ue8m0",
+                "use_fnuz": lambda tensors, scalars: scalars["cache_dtype"] == "e4m3fnuz",
+            },
+        ),
+        Contract(
             op="gather_indexer",
             required=("kv_cache", "k", "k_scale", "block_table", "cu_seqlens_kv"),
             optional=("token_to_batch", "block_tile_size", "cache_dtype"),

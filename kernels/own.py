@@ -16,6 +16,7 @@ from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.gather_indexer import gather_indexer
 from kvfuzz.kernels.builtin.gather_mla import gather_mla
 from kvfuzz.kernels.builtin.indexer_quant_and_cache import indexer_quant_and_cache
+from kvfuzz.kernels.builtin.quantize_and_insert_k_cache import quantize_and_insert_k_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
 from kvfuzz.kernels.builtin.slot_mapping import slot_mapping
 from kvfuzz.kernels.builtin.swap_blocks import swap_blocks
@@ -39,6 +40,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "gather_mla": gather_mla,
     "indexer_quant_and_cache": indexer_quant_and_cache,
     "gather_indexer": gather_indexer,
+    "quantize_and_insert_k_cache": quantize_and_insert_k_cache,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -63,6 +65,12 @@ OWN_QUANTISE = {
     ),
     "indexer_quant_and_cache": Quantise(
         source="kernels/builtin/indexer_quant_and_cache.py: indexer_quant_and_cache_kernel",
+        scale_floor=0.0,
+        absmax_floor=1e-4,
+        largest={"e4m3fnuz": 224.0},
+    ),
+    "quantize_and_insert_k_cache": Quantise(
+        source="kernels/builtin/quantize_and_insert_k_cache.py: the kernel of the same name",
         scale_floor=0.0,
         absmax_floor=1e-4,
         largest={"e4m3fnuz": 224.0},

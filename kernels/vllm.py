@@ -58,6 +58,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:slot_mapping_v2": vllm_slots.v2,
         "vllm:indexer_quant_and_cache": vllm_latent.index_writer,
         "vllm:gather_indexer": vllm_latent.index_gather,
+        "vllm:quantize_and_insert_k_cache": vllm_latent.v4_writer,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(

@@ -1,4 +1,4 @@
-"""vLLM's kernels for pages of one row a token: the cache of the sparse indexer.
+"""vLLM's kernels for pages of one row a token: the sparse indexer's cache, and DeepSeek V4's.
 
 What a function accepts is read off its own source and off the backend that calls it: whether codes
 lie in tiles, which blocks and heads there are, and whether layers lie side by side in a block.
@@ -11,18 +11,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter, Call, content_of
-from kvfuzz.kernels.contracts import Scalars, Tensors
+from kvfuzz.kernels.contracts import Scalars, Tensors, bind
 from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.ops.latent_axes import GATHER_INDEX, INDEX, LATENT_SIZES
+from kvfuzz.model.ops.latent_axes import GATHER_INDEX, INDEX, INSERT_V4, LATENT_SIZES
 from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.vocabulary import BLOCK_SIZES, PAGES, Levels
 
 SPARSE = "vllm/v1/attention/ops/rocm_aiter_mla_sparse.py"
+V4 = "vllm/models/deepseek_v4/common/ops/cache_utils.py"
 INDEXER = "vllm/v1/attention/backends/mla/indexer.py"
 INTERFACE = "vllm/v1/kv_cache_interface.py"
 
@@ -84,6 +87,26 @@ def index_gather(tree: SourceTree, arch: str) -> Adapter:
     return _adapter("gather_indexer", GATHER_INDEX, call, _allowed(tree, arch), forms, module)
 
 
+def v4_writer(tree: SourceTree, arch: str) -> Adapter:
+    """The adapter of vllm:quantize_and_insert_k_cache. Raises as `index_writer` does."""
+    module, function = _function(tree, arch, "quantize_and_insert_k_cache", V4)
+    knows_fnuz = "use_fnuz" in inspect.signature(function).parameters
+    fnuz = knows_fnuz and dialect_of(arch) == "e4m3fnuz"
+    domain = Domain(
+        allowed={
+            "cache_dtype": ("e4m3fn", "e4m3fnuz") if fnuz else ("e4m3fn",),
+            # 256 tokens, or those that are left of them after compression by 4 or 128.
+            "block_size": ("2", "64", "128"),
+            "rows": ("dense",),
+        },
+        source=f"{V4}: quantize_and_insert_k_cache, and the block sizes that it is warmed up for",
+    )
+    name, content = "quantize_and_insert_k_cache", _content(module)
+    how = msgspec.structs.replace(QUANTISE, source=f"{V4}: quantize_and_insert_k_kernel")
+    info = TargetInfo(f"vllm:{name}", INSERT_V4, domain, how, "", content)
+    return Adapter(info, bind(function, INSERT_V4), (AssertionError,))
+
+
 def _forms(source: str) -> tuple[dict[str, Levels], ...]:
     """What a function that chooses the form by the block size never sees: rows in a larger block,
     or, where it knows no tiles, tiles."""
@@ -141,14 +164,20 @@ def _adapter(
         source=f"{SPARSE}: {name}; {INDEXER}: get_supported_kernel_block_sizes, "
         f"get_supported_head_sizes; {INTERFACE}: KVCacheTensor",
     )
-    content = content_of(Path(str(module.__file__)).read_bytes())
-    return Adapter(TargetInfo(f"vllm:{name}", op, domain, QUANTISE, "", content), call)
+    return Adapter(TargetInfo(f"vllm:{name}", op, domain, QUANTISE, "", _content(module)), call)
 
 
-def _function(tree: SourceTree, arch: str, name: str) -> tuple[ModuleType, Callable[..., Any]]:
+def _content(module: ModuleType) -> str:
+    return content_of(Path(str(module.__file__)).read_bytes())
+
+
+def _function(
+    tree: SourceTree, arch: str, name: str, file: str = SPARSE
+) -> tuple[ModuleType, Callable[..., Any]]:
+    # Elsewhere Triton's quotients are off by some ulps, and with them the scales.
     if not arch.startswith("gfx"):
-        raise NotCheckedError(f"{SPARSE} is for ROCm, and the arch is {arch}")
-    module = tree.load(SPARSE)
+        raise NotCheckedError(f"{file}: on ROCm alone, and the arch is {arch}")
+    module = tree.load(file)
     function: Callable[..., Any] | None = getattr(module, name, None)
     if function is None:
         raise NotCheckedError(f"{module.__file__} has no function {name}: absent in this tree")

@@ -93,6 +93,7 @@ REFERENCES: dict[str, Callable[[Memory, Step, Quantise], list[Stored]]] = {
     "gather_mla": latent.gather_mla,
     "indexer_quant_and_cache": latent.indexer_quant_and_cache,
     "gather_indexer": latent.gather_indexer,
+    "quantize_and_insert_k_cache": latent.quantize_and_insert_k_cache,
 }
 
 

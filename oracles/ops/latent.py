@@ -12,10 +12,13 @@ from torch import Tensor
 from kvfuzz.model.case import Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles.codec import decode, encode
+from kvfuzz.oracles.codec import FP32_MANTISSA_BITS, decode, encode
 from kvfuzz.oracles.groups import group_scales, next_powers_of_two
 from kvfuzz.oracles.memory import Memory
 from kvfuzz.oracles.writes import Stored, dequantised, quantised
+
+V4_GROUPS = 7
+"""Groups of a token of DeepSeek V4."""
 
 
 class Rows(NamedTuple):
@@ -93,10 +96,26 @@ def _groups(
     memory: Memory, step: Step, rows: Rows, names: tuple[str, str], quantise: Quantise
 ) -> list[Stored]:
     """Codes and scales of the groups of each row: as many as its page has scales."""
-    source, cached = (memory.case.bound_field(step, name) for name in names)
-    dim = _dims(memory, step, names[0])
-    codes = memory.read(step, names[0], token=rows.row, dim=dim)
     count = memory.case.bound_field(step, "cached_scale").extents.get("dim", 1)
+    codes, scales = _quantised_groups(memory, step, rows, names, quantise, count)
+    group = torch.arange(count, device=memory.device)[None, :]
+    field, at = memory.at(step, "cached_scale", block=rows.block, token=rows.token, dim=group)
+    bits = scales.view(torch.int32).to(torch.int64)
+    return [codes, Stored(field, at, bits, True)]
+
+
+def _quantised_groups(
+    memory: Memory,
+    step: Step,
+    rows: Rows,
+    names: tuple[str, str],
+    quantise: Quantise,
+    count: int,
+) -> tuple[Stored, Tensor]:
+    """The codes of `count` groups of each row, and their scales, fp32 `[rows, count]`."""
+    source, cached = (memory.case.bound_field(step, name) for name in names)
+    dim = _dims(memory, step, names[1])
+    codes = memory.read(step, names[0], token=rows.row, dim=dim)
     values = decode(codes, DTYPES[source.dtype]).reshape(len(codes), count, -1)
     scales = group_scales(values.abs().amax(-1), cached.dtype, quantise)
     if step.scalars.get("scale_fmt") == "ue8m0":
@@ -108,12 +127,24 @@ def _groups(
         quotients = values * (torch.ones_like(each) / each)
     found = encode(quotients.reshape(codes.shape), DTYPES[cached.dtype])
     field, at = memory.at(step, names[1], block=rows.block, token=rows.token, dim=dim)
-    group = torch.arange(count, device=memory.device)[None, :]
-    scale_field, scale_at = memory.at(
-        step, "cached_scale", block=rows.block, token=rows.token, dim=group
-    )
-    bits = scales.view(torch.int32).to(torch.int64)
-    return [Stored(field, at, found, True), Stored(scale_field, scale_at, bits, True)]
+    return Stored(field, at, found, True), scales
+
+
+def quantize_and_insert_k_cache(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:
+    """What the step must store: codes, the exponents of their scales and a zero, rotary parts."""
+    rows = _stored_rows(memory, step, "cached_nope")
+    names = ("k", "cached_nope")
+    codes, scales = _quantised_groups(memory, step, rows, names, quantise, V4_GROUPS)
+    # The exponent of a power of two plus 127 is what an fp32 stores of it.
+    exponents = scales.view(torch.int32).to(torch.int64) >> FP32_MANTISSA_BITS
+    exponents = torch.cat([exponents, torch.zeros_like(exponents[:, :1])], 1)
+    dim = _dims(memory, step, "cached_scale")
+    field, at = memory.at(step, "cached_scale", block=rows.block, token=rows.token, dim=dim)
+    first = memory.case.bound_field(step, "cached_nope").extents["dim"]
+    dim = _dims(memory, step, "cached_rope")
+    rope = memory.read(step, "k", token=rows.row, dim=first + dim)
+    to, rope_at = memory.at(step, "cached_rope", block=rows.block, token=rows.token, dim=dim)
+    return [codes, Stored(field, at, exponents, False), Stored(to, rope_at, rope, False)]
 
 
 def gather_mla(memory: Memory, step: Step, quantise: Quantise) -> list[Stored]:

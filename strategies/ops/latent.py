@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.layout import Geometry
-from kvfuzz.model.ops.latent import LatentScene
-from kvfuzz.model.ops.latent_axes import GATHER_INDEX, WRITES
+from kvfuzz.model.ops.latent import TOKEN_BYTES, V4_UNIT, LatentScene
+from kvfuzz.model.ops.latent_axes import GATHER_INDEX, INDEX, WRITES
 from kvfuzz.model.plan import Batch
 from kvfuzz.model.scene import VALUES
 from kvfuzz.strategies.batches import occupancy
@@ -52,6 +52,7 @@ _OWN: dict[str, tuple[Boundary, ...]] = {
         Boundary({"page_form": "tiled", "latent_size": "128"}, "DeepSeek V3.2's keys"),
         Boundary({"page_form": "flat", "block_size": "1"}, "a token a block"),
     ),
+    "quantize_and_insert_k_cache": (Boundary({"block_size": "2"}, "256 tokens compressed by 128"),),
 }
 BOUNDARIES: dict[str, tuple[Boundary, ...]] = {
     op: (*own, *(_WRITES if op in WRITES else _GATHERS), *_SHARED) for op, own in _OWN.items()
@@ -76,7 +77,7 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> LatentScene:
         layer=number(choices, 0, layers - 1),
         page_padding=_padding(choices, row),
         scale=_scale(choices, row),
-        ue8m0=row["scale_format"] == "ue8m0",
+        ue8m0=row["scale_format"] == "ue8m0" and op == INDEX,
         values=row["values"] if row["values"] in VALUES else VALUES[0],
     )
     width = alone.latent_size + alone.rope_size
@@ -110,6 +111,9 @@ def _padding(choices: Choices, row: Row) -> int:
     """Bytes between pages: a multiple of what lies in them."""
     if row["page"] == "exact":
         return 0
+    if row["page_form"] == "fp8_ds_mla_v4":
+        used = int(row["block_size"]) * TOKEN_BYTES["fp8_ds_mla_v4"]
+        return -used % V4_UNIT + V4_UNIT * pick(choices, (0, 0, 1))
     unit = itemsize(row["cache_dtype"]) if row["page_form"] == "mla" else 4
     return pick(choices, (16, 64, unit, 3 * unit, 28 * unit))
 

@@ -9,7 +9,7 @@ from kvfuzz.engine.minimize import alike_of, minimum
 from kvfuzz.kernels.own import FUNCTIONS
 from kvfuzz.model.axes import facts
 from kvfuzz.model.ops.latent import LatentScene
-from kvfuzz.model.ops.latent_axes import FORMS_OF
+from kvfuzz.model.ops.latent_axes import FORMS_OF, WRITES
 from kvfuzz.model.ops.op_case import lower_op
 from kvfuzz.model.plan import Batch, Sequence
 from kvfuzz.strategies.cases import drawn_case
@@ -62,21 +62,21 @@ def _big(op, form, **changes):
         Sequence(tuple(ids[at : at + 13]), start, 150 + at)
         for at, start in zip((0, 13, 26), starts, strict=True)
     )
-    writes = op in ("concat_and_cache_mla", "indexer_quant_and_cache")
+    writes = op in WRITES
     group = 128 if form == "fp8_ds_mla" else 64
     scene = LatentScene(
         op=op,
         form=form,
         num_blocks=40,
         block_size=16,
-        latent_size=512 if form == "fp8_ds_mla" else 32 if form == "mla" else 64,
-        rope_size={"mla": 16, "fp8_ds_mla": 64}.get(form, 0),
+        latent_size={"fp8_ds_mla": 512, "fp8_ds_mla_v4": 448, "mla": 32}.get(form, 64),
+        rope_size={"mla": 16, "fp8_ds_mla": 64, "fp8_ds_mla_v4": 64}.get(form, 0),
         cache_dtype="e4m3fnuz",
         model_dtype="fp32" if op == "gather_indexer" else "bf16",
         batch=Batch(sequences, (0, 100, 200) if writes else (), 20),
         layers=3,
         layer=1,
-        page_padding=64,
+        page_padding=448 if form == "fp8_ds_mla_v4" else 64,
         scale=THREE_TENTHS if form == "mla" else 0x3F800000,
         row_gap=group if writes else 0,
         fill_seed=12345,
@@ -111,6 +111,9 @@ PLANTED = {
     "indexer_power_below": ("indexer_quant_and_cache", "flat", {"ue8m0": True}, "oracle", 1, 1, 1),
     # The second sequence.
     "gather_indexer_first_sequence": ("gather_indexer", "tiled", {}, "oracle", 2, 2, 1),
+    "v4_exponents_beside_tokens": (
+        "quantize_and_insert_k_cache", "fp8_ds_mla_v4", {}, "oracle", 1, 2, 1
+    ),
     "gather_indexer_scale_of_a_block": ("gather_indexer", "flat", {}, "oracle", 1, 2, 1),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ from kvfuzz.errors import Exit
 
 pytestmark = pytest.mark.thirdparty
 
+V4_WRITER = "vllm:quantize_and_insert_k_cache"
 WRITER, GATHER = "vllm:indexer_quant_and_cache", "vllm:gather_indexer"
 NEAR = "reach=near"
 
@@ -19,6 +20,8 @@ CLEAN = [
     (GATHER, "0.23.0", NEAR),
     (GATHER, "0.24.0", ""),
     (GATHER, "0.33.0", ""),
+    (V4_WRITER, "0.23.0", ""),
+    (V4_WRITER, "0.33.0", ""),
 ]
 
 

@@ -1,20 +1,23 @@
 """Caches of one row a token: MLA's latent, DeepSeek's sparse pages, and their indexer's keys.
 
-Four ops, each on the pages of one layer, with block stride = layers x (page + padding) where
+Ops, each on the pages of one layer, with block stride = layers x (page + padding) where
 several layers lie side by side in each block:
 
     concat_and_cache_mla      kv_c `[T, R]` and k_pe `[T, P]` by slot_mapping `[T]` into kv_cache
     gather_mla                rows of kv_cache back to out `[T, R + P]`
     indexer_quant_and_cache   k `[T, D]` by slot_mapping into codes and one computed scale a token
     gather_indexer            codes to k `[T, D]` and scales to k_scale `[T]`, as they are
+    quantize_and_insert_k_cache   k `[T, 512]` of DeepSeek V4 by slot_mapping
 
 A page of `mla` holds rows of the model's dtype or of fp8: stored = x / scale, read = stored *
 scale, with one `scale` `[1]`. In one of fp8_ds_mla each quarter of the latent has an fp32 scale of
 its own, in the indexer's each token has: a scale is the absmax of its group over a number that the
-target declares (`Quantise`), with `scale_fmt` ue8m0 the next power of two. A gather is told of by
+target declares (`Quantise`), with `scale_fmt` ue8m0 the next power of two. One of fp8_ds_mla_v4 has
+seven groups of 64 codes, whose scales are such powers, stored as their exponent plus 127 in a byte,
+and an eighth byte of zero. A gather is told of by
 block_table `[B, width]`, cu_seqlens_kv `[B + 1]`, token_to_batch `[T]` and, but for the indexer's,
 seq_starts `[B]`, all i32. Sources: vLLM csrc/cache_kernels.cu and
-vllm/v1/attention/ops/rocm_aiter_mla_sparse.py.
+vllm/v1/attention/ops/rocm_aiter_mla_sparse.py, vllm/models/deepseek_v4/common/ops/cache_utils.py.
 """
 
 from typing import Any
@@ -25,6 +28,7 @@ from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.layout import Field, Geometry
 from kvfuzz.model.ops.latent_axes import (
+    BF16_FORMS,
     E4M3,
     FORMS_OF,
     GATHER_INDEX,
@@ -32,14 +36,16 @@ from kvfuzz.model.ops.latent_axes import (
     SIZES_OF,
     TILE,
 )
-from kvfuzz.model.pages import fp8_ds_mla, indexer, mla
+from kvfuzz.model.pages import fp8_ds_mla, fp8_ds_mla_v4, indexer, mla
 from kvfuzz.model.plan import CACHE, Batch, check_batch, require
 from kvfuzz.model.scene import VALUES
 
 GROUP = 128
 """Elements of the latent that share a scale in fp8_ds_mla."""
-DS_TOKEN = 656
-"""Bytes of a token of fp8_ds_mla."""
+TOKEN_BYTES = {"fp8_ds_mla": 656, "fp8_ds_mla_v4": 584}
+"""Bytes of a token, by form whose rows are of one size."""
+V4_GROUP, V4_UNIT = 64, 576
+"""Elements that share a scale in fp8_ds_mla_v4; its pages are multiples of so many bytes."""
 LARGEST = {"e4m3fn": 448.0, "e4m3fnuz": 224.0}
 """What engines map an absmax to (csrc/cache_kernels.cu: kFp8ScaleDivisor)."""
 MOST_LAYERS = 8
@@ -82,7 +88,7 @@ class LatentScene(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
         """Bytes that a page has for each token."""
         if self.form == "mla":
             return (self.latent_size + self.rope_size) * itemsize(self.cache_dtype)
-        return DS_TOKEN if self.form == "fp8_ds_mla" else self.latent_size + 4
+        return TOKEN_BYTES.get(self.form, self.latent_size + 4)
 
     @property
     def page_pitch(self) -> int:
@@ -107,7 +113,8 @@ class LatentScene(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     @property
     def group(self) -> int:
         """Elements that share a computed scale; 0 where none is computed."""
-        return {"mla": 0, "fp8_ds_mla": GROUP}.get(self.form, self.latent_size)
+        groups = {"mla": 0, "fp8_ds_mla": GROUP, "fp8_ds_mla_v4": V4_GROUP}
+        return groups.get(self.form, self.latent_size)
 
     @property
     def tile(self) -> int:
@@ -129,6 +136,8 @@ def page_fields(scene: LatentScene, layer: int) -> tuple[Field, ...]:
         found = mla(blocks, size, dtype, **at, latent=latent, rope=scene.rope_size)
     elif scene.form == "fp8_ds_mla":
         found = fp8_ds_mla(blocks, size, dtype, **at)
+    elif scene.form == "fp8_ds_mla_v4":
+        found = fp8_ds_mla_v4(blocks, size, dtype, **at)
     else:
         found = indexer(blocks, size, latent, dtype, **at, tile=scene.tile)
     prefix = "cached_" if layer == scene.layer else f"layer.{layer}."
@@ -165,7 +174,7 @@ def _check_formats(scene: LatentScene) -> None:
     if scene.form == "mla":
         fits = DTYPES[cache].is_fp8 or cache == model
     else:
-        fits = cache in E4M3 and (scene.form != "fp8_ds_mla" or model == "bf16")
+        fits = cache in E4M3 and (scene.form not in BF16_FORMS or model == "bf16")
     require(fits, f"cache_dtype={cache} with model_dtype={model} in a page of {scene.form}")
     value = DTYPES["fp32"].decode(scene.scale)
     require(0 < value < float("inf"), f"scale=0x{scene.scale:08x}, expected a positive fp32")
@@ -173,7 +182,7 @@ def _check_formats(scene: LatentScene) -> None:
 
 def _check_sizes(scene: LatentScene) -> None:
     latent, rope = scene.latent_size, scene.rope_size
-    if scene.form == "fp8_ds_mla":
+    if scene.form in BF16_FORMS:
         latents, ropes = SIZES_OF[scene.form]
         require((str(latent), str(rope)) == (*latents, *ropes), f"a row of {latent} + {rope}")
     elif scene.form == "mla":
@@ -187,6 +196,10 @@ def _check_sizes(scene: LatentScene) -> None:
     require(
         0 <= scene.page_padding <= MOST_PADDING and scene.page_padding % unit == 0,
         f"page_padding={scene.page_padding}, expected a multiple of {unit} bytes",
+    )
+    require(
+        scene.form != "fp8_ds_mla_v4" or scene.page_pitch % V4_UNIT == 0,
+        f"page_padding={scene.page_padding}, expected pages of a multiple of {V4_UNIT} bytes",
     )
     require(
         scene.row_gap >= 0 and scene.row_gap % (scene.group or 1) == 0,

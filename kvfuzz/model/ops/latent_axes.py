@@ -12,19 +12,23 @@ from kvfuzz.model.vocabulary import BLOCK_SIZES, NESTINGS, PAGES, Levels
 
 CONCAT, GATHER_MLA = "concat_and_cache_mla", "gather_mla"
 INDEX, GATHER_INDEX = "indexer_quant_and_cache", "gather_indexer"
-WRITES: Levels = (CONCAT, INDEX)
+INSERT_V4 = "quantize_and_insert_k_cache"
+WRITES: Levels = (CONCAT, INDEX, INSERT_V4)
 GATHERS: Levels = (GATHER_MLA, GATHER_INDEX)
 INDEXER: Levels = (INDEX, GATHER_INDEX)
+COMPUTED: Levels = (*INDEXER, INSERT_V4)
+"""The ops of which every page is fp8 with computed scales."""
 
-FORMS: Levels = ("mla", "fp8_ds_mla", "tiled", "flat")
+FORMS: Levels = ("mla", "fp8_ds_mla", "tiled", "flat", "fp8_ds_mla_v4")
 """What a page looks like: `kvfuzz.model.pages`, the indexer's in tiles or row by row."""
 FORMS_OF: dict[str, Levels] = {
     CONCAT: ("mla", "fp8_ds_mla"),
     GATHER_MLA: ("mla",),
     INDEX: ("tiled", "flat"),
     GATHER_INDEX: ("tiled", "flat"),
+    INSERT_V4: ("fp8_ds_mla_v4",),
 }
-LATENT_SIZES: Levels = ("16", "32", "64", "128", "512")
+LATENT_SIZES: Levels = ("16", "32", "64", "128", "448", "512")
 """Elements of a token's first part: kv_c, or the indexer's key."""
 ROPE_SIZES: Levels = ("0", "8", "16", "64")
 """Elements of its second part, k_pe; the indexer has none."""
@@ -33,11 +37,16 @@ SIZES_OF: dict[str, tuple[Levels, Levels]] = {
     "fp8_ds_mla": (("512",), ("64",)),
     "tiled": (("16", "32", "64", "128"), ("0",)),
     "flat": (("16", "32", "64", "128"), ("0",)),
+    "fp8_ds_mla_v4": (("448",), ("64",)),
 }
 """By form, the sizes of both parts: small ones find what large ones do."""
+BF16_FORMS: Levels = ("fp8_ds_mla", "fp8_ds_mla_v4")
+"""The forms whose rotary elements are bf16, as they come."""
 E4M3: Levels = ("e4m3fn", "e4m3fnuz")
 """The formats that a computed scale is for."""
 MODEL_DTYPES: Levels = ("fp32", "bf16", "fp16")
+MOST_V4 = 128
+"""Most tokens of a block of DeepSeek V4: a block is to stay small."""
 TILE = 16
 """Tokens of a tile of the indexer."""
 
@@ -54,6 +63,8 @@ def _page_form(case: Program) -> str:
     fields = case.steps[0].fields
     if "cached_k" in fields:
         return "tiled" if sum(term.axis == "token" for term in _page(case).terms) > 1 else "flat"
+    if "cached_nope" in fields:
+        return "fp8_ds_mla_v4"
     return "fp8_ds_mla" if "cached_scale" in fields else "mla"
 
 
@@ -143,11 +154,19 @@ def _sizes(part: int) -> dict[str, Levels]:
 LATENT_AXES: tuple[Axis, ...] = (
     Axis("page_form", FORMS, _page_form, FORMS_OF),
     Axis("nesting", NESTINGS, _nesting, _only((*WRITES, *GATHERS), "layer_first", "block_first")),
-    Axis("page", PAGES, _page_level),
-    Axis("cache_dtype", tuple(DTYPES), lambda case: _page(case).dtype, _only(INDEXER, *E4M3)),
-    Axis("model_dtype", MODEL_DTYPES, _model_dtype, _only((GATHER_INDEX,), "fp32")),
+    Axis("page", PAGES, _page_level, _only((INSERT_V4,), "padded")),
+    Axis("cache_dtype", tuple(DTYPES), lambda case: _page(case).dtype, _only(COMPUTED, *E4M3)),
     Axis(
-        "block_size", tuple(map(str, BLOCK_SIZES)), lambda case: str(_page(case).extents["token"])
+        "model_dtype",
+        MODEL_DTYPES,
+        _model_dtype,
+        _only((GATHER_INDEX,), "fp32") | _only((INSERT_V4,), "bf16"),
+    ),
+    Axis(
+        "block_size",
+        tuple(map(str, BLOCK_SIZES)),
+        lambda case: str(_page(case).extents["token"]),
+        _only((INSERT_V4,), *(str(size) for size in BLOCK_SIZES if size <= MOST_V4)),
     ),
     Axis("latent_size", LATENT_SIZES, lambda case: str(_page(case).extents["dim"]), _sizes(0)),
     Axis("rope_size", ROPE_SIZES, _rope_size, _sizes(1)),
@@ -155,12 +174,17 @@ LATENT_AXES: tuple[Axis, ...] = (
         "scale",
         ("none", "unit", "power_of_two", "general"),
         _scale,
-        _only(INDEXER, "none"),
+        _only(COMPUTED, "none"),
     ),
-    Axis("scale_format", ("fp32", "ue8m0"), _scale_format, _only((CONCAT, *GATHERS), "fp32")),
+    Axis(
+        "scale_format",
+        ("fp32", "ue8m0"),
+        _scale_format,
+        _only((CONCAT, *GATHERS), "fp32") | _only((INSERT_V4,), "ue8m0"),
+    ),
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
     Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
-    Axis("reach", tokens.REACHES, tokens.reach, _only(INDEXER, "near", "past_2g_elements")),
+    Axis("reach", tokens.REACHES, tokens.reach, _only(COMPUTED, "near", "past_2g_elements")),
     Axis("first_offset", ("edge", "inside"), tokens.first_offset, _only((GATHER_INDEX,), "edge")),
     Axis("last_offset", ("edge", "first", "inside"), tokens.last_offset),
     Axis("sequences", ("1", "2", "3"), tokens.sequences, _only(WRITES, "1")),
@@ -177,7 +201,7 @@ LATENT_AXES: tuple[Axis, ...] = (
         "values",
         ("bytes", "spread", "ties"),
         _values,
-        _only(GATHERS, "bytes") | _only((INDEX,), "spread", "ties"),
+        _only(GATHERS, "bytes") | _only((INDEX, INSERT_V4), "spread", "ties"),
     ),
 )
 
@@ -191,7 +215,7 @@ def _dtypes_fit(form: str, cache: str, model: str) -> bool:
     """A cache that is not fp8 has the model's dtype; DeepSeek's rotary elements are bf16."""
     if form == "mla":
         return DTYPES[cache].is_fp8 or cache == model
-    return cache in E4M3 and (form != "fp8_ds_mla" or model == "bf16")
+    return cache in E4M3 and (form not in BF16_FORMS or model == "bf16")
 
 
 LATENT_RULES: tuple[Rule, ...] = (

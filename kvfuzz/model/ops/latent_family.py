@@ -9,7 +9,7 @@ from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.ops import batch_passes
 from kvfuzz.model.ops.batch_passes import blocks_of, from_block, with_block_size
 from kvfuzz.model.ops.family import OpFamily
-from kvfuzz.model.ops.latent import LatentScene, check
+from kvfuzz.model.ops.latent import V4_UNIT, LatentScene, check
 from kvfuzz.model.ops.latent_axes import (
     FORMS_OF,
     LATENT_AXES,
@@ -47,7 +47,8 @@ def _edited(scene: LatentScene, candidates: Iterator[LatentScene]) -> Search:
 def _sizes(scene: LatentScene) -> Search:
     """Smaller blocks, then smaller rows, of the sizes that are drawn."""
     smaller = (size for size in BLOCK_SIZES if size < scene.block_size)
-    scene = yield from _edited(scene, (with_block_size(scene, size) for size in smaller))
+    resized = (_repadded(with_block_size(scene, size)) for size in smaller)
+    scene = yield from _edited(scene, resized)
     latents, ropes = SIZES_OF[scene.form]
     rows = [(int(latent), int(rope)) for latent in latents for rope in ropes]
     now = (scene.latent_size, scene.rope_size)
@@ -57,6 +58,14 @@ def _sizes(scene: LatentScene) -> Search:
         if latent + rope < sum(now)
     )
     return (yield from _edited(scene, candidates))
+
+
+def _repadded(scene: LatentScene) -> LatentScene:
+    """A page of DeepSeek V4 ends where its unit does."""
+    if scene.form != "fp8_ds_mla_v4":
+        return scene
+    padding = -scene.block_size * scene.token_bytes % V4_UNIT
+    return msgspec.structs.replace(scene, page_padding=padding)
 
 
 def _dtypes(scene: LatentScene) -> Search:

@@ -10,7 +10,16 @@ from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, GroupFill, IntegerFill
 from kvfuzz.model.layout import Axis, Field, Term
 from kvfuzz.model.ops.latent import LARGEST, LatentScene, page_fields
-from kvfuzz.model.ops.latent_axes import CONCAT, GATHER_INDEX, GATHER_MLA, INDEX, INDEXER, WRITES
+from kvfuzz.model.ops.latent_axes import (
+    COMPUTED,
+    CONCAT,
+    GATHER_INDEX,
+    GATHER_MLA,
+    INDEX,
+    INDEXER,
+    INSERT_V4,
+    WRITES,
+)
 from kvfuzz.model.ops.metadata import Metadata, table, vector
 from kvfuzz.model.parts import Parts, Setting, activation_fill
 from kvfuzz.model.plan import CACHE
@@ -28,9 +37,8 @@ def parts(scene: LatentScene) -> Parts:
         if layer != scene.layer
         for field in page_fields(scene, layer)
     ]
-    rows = {CONCAT: _mla_rows, GATHER_MLA: _out, INDEX: _key, GATHER_INDEX: _key_out}[scene.op]
-    tensors = (*rows(scene), *_metadata(scene))
-    if scene.op not in INDEXER:
+    tensors = (*_rows_of(scene), *_metadata(scene))
+    if scene.op not in COMPUTED:
         tensors = (*tensors, _scale(scene))
     bound = {each.view.name: each.view.name for each in tensors}
     return Parts(
@@ -49,17 +57,32 @@ def parts(scene: LatentScene) -> Parts:
     )
 
 
+def _rows_of(scene: LatentScene) -> tuple[Metadata, ...]:
+    """What a write reads beside its metadata, or what a gather makes."""
+    if scene.op == CONCAT:
+        return _mla_rows(scene)
+    if scene.op == GATHER_MLA:
+        return _out(scene)
+    return _key_out(scene) if scene.op == GATHER_INDEX else _key(scene)
+
+
 def _cache_view(scene: LatentScene) -> TensorView:
-    """`[num_blocks, block_size, row]`: elements where a page is made of those, else bytes."""
+    """`[num_blocks, block_size, row]`: elements where a page is made of those, else bytes; of
+    DeepSeek V4, whose tokens lie in two places, `[num_blocks, bytes]`."""
     dtype = scene.cache_dtype if scene.form == "mla" else "u8"
-    row = scene.token_bytes
+    row, offset = scene.token_bytes, scene.layer * scene.page_pitch
+    if scene.op == INSERT_V4:
+        flat = (scene.num_blocks, scene.block_size * row)
+        return TensorView(CACHE, CACHE, dtype, flat, (scene.block_stride, 1), offset)
     shape = (scene.num_blocks, scene.block_size, row // itemsize(dtype))
     strides = (scene.block_stride, row, itemsize(dtype))
-    return TensorView(CACHE, CACHE, dtype, shape, strides, scene.layer * scene.page_pitch)
+    return TensorView(CACHE, CACHE, dtype, shape, strides, offset)
 
 
 def _scalars(scene: LatentScene) -> dict[str, int | str]:
     scalars: dict[str, int | str] = {"cache_dtype": scene.cache_dtype}
+    if scene.op == INSERT_V4:
+        return scalars | {"block_size": scene.block_size, "scale_fmt": "ue8m0"}
     if scene.op in INDEXER:
         scalars["block_tile_size"] = scene.tile
     else:
@@ -129,7 +152,7 @@ def _mla_rows(scene: LatentScene) -> tuple[Metadata, ...]:
 
 
 def _key(scene: LatentScene) -> tuple[Metadata, ...]:
-    shape = (scene.batch.num_rows, scene.latent_size)
+    shape = (scene.batch.num_rows, scene.latent_size + scene.rope_size)
     return (_rows("k", scene.model_dtype, shape, scene.row_gap, _group_fill(scene)),)
 
 

@@ -6,6 +6,7 @@ import pytest
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.catalogue import list_targets
 from kvfuzz.kernels.resolve import resolve
+from kvfuzz.model.ops.table import BY_OP
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.scene import OPS
 from kvfuzz.model.script import STATEFUL_OP
@@ -30,7 +31,7 @@ def test_every_listed_name_is_unique_and_described():
 
 @pytest.mark.parametrize("listed", list_targets(), ids=lambda target: target.name)
 def test_a_listed_target_resolves_to_its_own_name_and_op(listed):
-    assert listed.op in (*OPS, *PLAN_OPS, *PAGE_OPS, STATEFUL_OP)
+    assert listed.op in (*OPS, *PLAN_OPS, *PAGE_OPS, *BY_OP, STATEFUL_OP)
     try:
         adapter = resolve(TargetSpec(listed.name))
     except NotCheckedError:

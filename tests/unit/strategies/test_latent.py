@@ -61,14 +61,14 @@ def _scene(op, form, **changes):
         form=form,
         num_blocks=6,
         block_size=16,
-        latent_size=512 if form == "fp8_ds_mla" else 32,
-        rope_size={"mla": 8, "fp8_ds_mla": 64}.get(form, 0),
+        latent_size={"fp8_ds_mla": 512, "fp8_ds_mla_v4": 448}.get(form, 32),
+        rope_size={"mla": 8, "fp8_ds_mla": 64, "fp8_ds_mla_v4": 64}.get(form, 0),
         cache_dtype="bf16" if form == "mla" else "e4m3fn",
         model_dtype="bf16",
         batch=Batch((Sequence((4, 1), 0, 18), Sequence((3,), 0, 3)), table_width=3),
         layers=3,
         layer=1,
-        page_padding=32,
+        page_padding=448 if form == "fp8_ds_mla_v4" else 32,
         fill_seed=3,
     )
     return replace(scene, **changes)
@@ -96,6 +96,17 @@ def _formulas(scene):
             "cached_latent": lambda b, s, d: _token_at(scene, b, s) + d,
             "cached_scale": lambda b, s, d: _token_at(scene, b, s) + 512 + 4 * d,
             "cached_rope": lambda b, s, d: _token_at(scene, b, s) + 528 + 2 * d,
+        }
+    if scene.form == "fp8_ds_mla_v4":
+        page = 17 * 576  # 16 tokens of 584 bytes, up to a multiple of 576
+
+        def token(b, s):
+            return b * 3 * page + page + s * 576
+
+        return {
+            "cached_nope": lambda b, s, d: token(b, s) + d,
+            "cached_rope": lambda b, s, d: token(b, s) + 448 + 2 * d,
+            "cached_scale": lambda b, s, d: token(b, 16) + 8 * s + d,
         }
     page = 16 * 36 + 32
 
@@ -136,7 +147,7 @@ def test_the_views_of_a_page_start_where_its_layer_does(scene):
     first = next(iter(_formulas(scene).values()))
     assert view.offset == first(0, 0, 0)
     assert view.strides[0] == first(1, 0, 0) - first(0, 0, 0)
-    assert view.shape[:2] == (6, 16)
+    assert view.shape[0] == 6
 
 
 def test_slots_and_sequences_name_the_same_tokens():
