@@ -60,6 +60,27 @@ SHIPPED: tuple[Listed, ...] = (
     ),
     Listed("builtin:copy_states", "copy_states", "kvfuzz's own copy of Mamba states"),
     Listed(
+        "builtin:concat_and_cache_mla",
+        "concat_and_cache_mla",
+        "kvfuzz's own writer of MLA's cache, plain, fp8 and fp8_ds_mla",
+    ),
+    Listed("builtin:gather_mla", "gather_mla", "kvfuzz's own gather of MLA's cache"),
+    Listed(
+        "builtin:indexer_quant_and_cache",
+        "indexer_quant_and_cache",
+        "kvfuzz's own writer of the sparse indexer's keys, with their scales",
+    ),
+    Listed(
+        "builtin:gather_indexer",
+        "gather_indexer",
+        "kvfuzz's own gather of the sparse indexer's keys and scales",
+    ),
+    Listed(
+        "builtin:quantize_and_insert_k_cache",
+        "quantize_and_insert_k_cache",
+        "kvfuzz's own writer of DeepSeek V4's cache",
+    ),
+    Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",
@@ -128,6 +149,21 @@ SHIPPED: tuple[Listed, ...] = (
         "vllm:copy_states",
         "copy_states",
         "vLLM's batched copy of Mamba states; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:indexer_quant_and_cache",
+        "indexer_quant_and_cache",
+        "vLLM's Triton writer of the sparse indexer's keys; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:gather_indexer",
+        "gather_indexer",
+        "vLLM's Triton gather of the sparse indexer's keys; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:quantize_and_insert_k_cache",
+        "quantize_and_insert_k_cache",
+        "vLLM's Triton writer of DeepSeek V4's cache; needs --source vllm=DIR",
     ),
     Listed(
         "vllm:reshape_and_cache",

@@ -84,6 +84,14 @@ _DERIVED: dict[str, Derivation] = {
 }
 _SIZES = {"page_size": "block_size", "num_heads": "num_kv_heads", "head_dim": "head_size"}
 
+_GATHERED = {
+    "block_tables": "block_table",
+    "cu_seqlens": "cu_seqlens_kv",
+    "cu_seqlen": "cu_seqlens_kv",
+    "cu_seq_lens": "cu_seqlens_kv",
+    "token_to_seq": "token_to_batch",
+}
+
 CONVENTIONAL: dict[str, Levels] = {
     "order": ("nhd", "hnd", "shuffle"),
     "value_size": ("same",),
@@ -200,6 +208,48 @@ CONTRACTS: dict[str, Contract] = {
             required=("state_0", "block_mapping"),
             optional=("state_1", "state_2"),
             aliases={},
+        ),
+        Contract(
+            op="concat_and_cache_mla",
+            required=("kv_c", "k_pe", "kv_cache", "slot_mapping"),
+            optional=("scale", "kv_cache_dtype", "cache_dtype"),
+            aliases={"kv_c_normed": "kv_c", "slots": "slot_mapping"},
+        ),
+        Contract(
+            op="gather_mla",
+            required=("kv_cache", "out", "block_table", "cu_seqlens_kv"),
+            optional=("seq_starts", "token_to_batch", "scale", "kv_cache_dtype", "cache_dtype"),
+            aliases={**_GATHERED, "src_cache": "kv_cache", "dst": "out"},
+            derived={"num_tokens": _size("token_to_batch", 0)},
+        ),
+        Contract(
+            op="indexer_quant_and_cache",
+            required=("k", "kv_cache", "slot_mapping"),
+            optional=("quant_block_size", "scale_fmt", "block_tile_size", "cache_dtype"),
+            aliases={"k_cache": "kv_cache"},
+            derived={"head_size": _size("k", 1)},
+        ),
+        Contract(
+            op="quantize_and_insert_k_cache",
+            required=("k", "kv_cache", "slot_mapping", "block_size"),
+            optional=("scale_fmt", "cache_dtype"),
+            aliases={"k_cache": "kv_cache"},
+            derived={
+                "is_ue8m0": lambda tensors, scalars: scalars["scale_fmt"] == "ue8m0",
+                "use_fnuz": lambda tensors, scalars: scalars["cache_dtype"] == "e4m3fnuz",
+            },
+        ),
+        Contract(
+            op="gather_indexer",
+            required=("kv_cache", "k", "k_scale", "block_table", "cu_seqlens_kv"),
+            optional=("token_to_batch", "block_tile_size", "cache_dtype"),
+            aliases={
+                **_GATHERED,
+                "k_cache": "kv_cache",
+                "k_fp8": "k",
+                "k_fp8_scale": "k_scale",
+            },
+            derived={"num_tokens": _size("token_to_batch", 0)},
         ),
     )
 }

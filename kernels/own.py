@@ -9,11 +9,16 @@ from kvfuzz.errors import UsageError
 from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.builtin.cache_views import cache_views
+from kvfuzz.kernels.builtin.concat_and_cache_mla import concat_and_cache_mla
 from kvfuzz.kernels.builtin.copy_blocks import copy_blocks
 from kvfuzz.kernels.builtin.copy_states import copy_states
 from kvfuzz.kernels.builtin.expand_block_table import expand_block_table
 from kvfuzz.kernels.builtin.gather_cache import gather_cache
+from kvfuzz.kernels.builtin.gather_indexer import gather_indexer
+from kvfuzz.kernels.builtin.gather_mla import gather_mla
+from kvfuzz.kernels.builtin.indexer_quant_and_cache import indexer_quant_and_cache
 from kvfuzz.kernels.builtin.per_token_head_quant import per_token_head_quant
+from kvfuzz.kernels.builtin.quantize_and_insert_k_cache import quantize_and_insert_k_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
 from kvfuzz.kernels.builtin.slot_mapping import slot_mapping
 from kvfuzz.kernels.builtin.swap_blocks import swap_blocks
@@ -35,6 +40,11 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "slot_mapping": slot_mapping,
     "per_token_head_quant": per_token_head_quant,
     "copy_states": copy_states,
+    "concat_and_cache_mla": concat_and_cache_mla,
+    "gather_mla": gather_mla,
+    "indexer_quant_and_cache": indexer_quant_and_cache,
+    "gather_indexer": gather_indexer,
+    "quantize_and_insert_k_cache": quantize_and_insert_k_cache,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -59,8 +69,25 @@ QUANTISES: dict[str, Quantise] = {
         scale_floor=1e-6,
         largest={"e4m3fnuz": 224.0},
     ),
+    "concat_and_cache_mla": Quantise(
+        source="kernels/builtin/concat_and_cache_mla.py: concat_and_cache_ds_mla_kernel",
+        scale_floor=2.0**-126,
+        largest={"e4m3fnuz": 224.0},
+    ),
+    "indexer_quant_and_cache": Quantise(
+        source="kernels/builtin/indexer_quant_and_cache.py: indexer_quant_and_cache_kernel",
+        scale_floor=0.0,
+        absmax_floor=1e-4,
+        largest={"e4m3fnuz": 224.0},
+    ),
+    "quantize_and_insert_k_cache": Quantise(
+        source="kernels/builtin/quantize_and_insert_k_cache.py: the kernel of the same name",
+        scale_floor=0.0,
+        absmax_floor=1e-4,
+        largest={"e4m3fnuz": 224.0},
+    ),
 }
-"""By op that quantises in a way of its own, how; the others do as QUANTISE says."""
+"""By op that computes scales, how; the others do as QUANTISE says."""
 
 REFUSALS = (NotImplementedError,)
 

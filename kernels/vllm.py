@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import vllm_copies, vllm_quant, vllm_slots
+from kvfuzz.kernels import vllm_copies, vllm_latent, vllm_quant, vllm_slots
 from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contracts import CONVENTIONAL, bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
@@ -56,6 +56,9 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:swap_blocks": vllm_copies.swap,
         "vllm:zero_blocks": vllm_copies.zero,
         "vllm:copy_states": vllm_copies.states,
+        "vllm:indexer_quant_and_cache": vllm_latent.index_writer,
+        "vllm:gather_indexer": vllm_latent.index_gather,
+        "vllm:quantize_and_insert_k_cache": vllm_latent.v4_writer,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(

@@ -41,11 +41,15 @@ def known(arch: str) -> Known:
         "has_device_capability": lambda capability, device_id=0: True,
     }
     quantised = {"is_quantized_kv_cache": _is_quantized_kv_cache}
+    torch_utils = {**quantised, "direct_register_custom_op": lambda **_: None}
     return {
         "vllm.triton_utils": {"triton": triton, "tl": tl},
         "vllm.platforms": {"current_platform": Stub("vllm.platforms.current_platform", platform)},
         "vllm.logger": {"init_logger": logging.getLogger},
-        "vllm.utils.torch_utils": quantised,
+        "vllm.utils.torch_utils": torch_utils,
+        "vllm.platforms.rocm": {"_ON_GFX942": arch == "gfx942", "_ON_GFX950": arch == "gfx950"},
+        # It marks a function, for CUDA graphs.
+        "vllm.compilation.breakable_cudagraph": {"eager_break_during_capture": lambda f: f},
         "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1},
         "vllm.attention.backends.utils": {"PAD_SLOT_ID": -1},
         # Named in an annotation that is evaluated.

@@ -14,7 +14,6 @@ from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES, FINITE_UNSIGNED_ZERO, itemsize
 from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.held import held
-from kvfuzz.model.steps import CACHES
 from kvfuzz.model.verdict import Hazard, Place, Violation
 from kvfuzz.oracles import image
 from kvfuzz.oracles.liveness import near_elements
@@ -63,7 +62,7 @@ def _images(base: Run, byte: int | None, by: int) -> dict[str, Tensor]:
     for name, live in base.live.items():
         before = base.before[name]
         fill = base.case.buffer(name).fill
-        if isinstance(fill, IntegerFill):
+        if isinstance(fill, IntegerFill) and fill.dtype in INTEGERS:
             images[name] = _other_numbers(base.case, name, before, live, by)
         elif byte is not None:
             images[name] = before.masked_fill(~live, byte)
@@ -79,10 +78,16 @@ def _other_numbers(case: Program, name: str, before: Tensor, live: Tensor, by: i
     assert isinstance(fill, IntegerFill)  # noqa: S101  (its numbers are written out)
     numbers, size = before.view(INTEGERS[fill.dtype]), itemsize(fill.dtype)
     step, below = case.steps[0], max(fill.values, default=0) + 1
-    if CACHES[0] in step.fields and case.bound_buffer(step, "block_table") == name:
-        below = case.bound_field(step, CACHES[0]).extents["block"]
+    if "block_table" in step.tensors and case.bound_buffer(step, "block_table") == name:
+        below = _blocks(case) or below
     other = (numbers + by) % max(below, 1)
     return torch.where(live.view(-1, size)[:, 0], numbers, other).view(torch.uint8)
+
+
+def _blocks(case: Program) -> int:
+    """The blocks of the cache that the first step is about, if it is about one."""
+    fields = [case.field(name) for name in case.steps[0].fields.values()]
+    return next((each.extents["block"] for each in fields if "block" in each.extents), 0)
 
 
 def _with_nans(case: Program, name: str, before: Tensor, live: Tensor) -> Tensor:

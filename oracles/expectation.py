@@ -18,6 +18,7 @@ from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import is_nan
 from kvfuzz.oracles.gather_cache import gather_cache
 from kvfuzz.oracles.memory import Elements, Memory
+from kvfuzz.oracles.ops import latent
 from kvfuzz.oracles.ops.slots import slot_mapping
 from kvfuzz.oracles.ops.states import copy_states
 from kvfuzz.oracles.page_ops import copy_blocks, swap_blocks, zero_blocks
@@ -92,6 +93,11 @@ REFERENCES: dict[str, Callable[[Memory, Step, Quantise], list[Stored]]] = {
     "slot_mapping": slot_mapping,
     "per_token_head_quant": per_token_head_quant,
     "copy_states": copy_states,
+    "concat_and_cache_mla": latent.concat_and_cache_mla,
+    "gather_mla": latent.gather_mla,
+    "indexer_quant_and_cache": latent.indexer_quant_and_cache,
+    "gather_indexer": latent.gather_indexer,
+    "quantize_and_insert_k_cache": latent.quantize_and_insert_k_cache,
 }
 
 

@@ -47,6 +47,7 @@ def free_strides(case: Program) -> list[FreeStride]:
         step.tensors[parameter]: case.field(name)
         for step in case.steps
         for parameter, name in step.fields.items()
+        if parameter in step.tensors
     }
     handed = {name for step in case.steps for name in step.tensors.values()}
     return [

@@ -72,20 +72,22 @@ def occupancy(
     side_bytes: int,
     block_stride: int,
     writes: bool,
+    from_start: bool = False,
 ) -> Occupancy:
     """A batch that shows `row`, over a cache whose blocks hold `page`, `block_stride` bytes apart.
 
     `side_bytes` are those of K, or of V, in one block of one of `layers` layers. A hybrid
-    allocation gives some blocks to Mamba state.
+    allocation gives some blocks to Mamba state. With `from_start` every run begins with its
+    sequence.
     """
     n = page.block_size
     apart = STEPS[ratio_of(row["block_ids"])]
     room = CACHE_BYTES // (2 * side_bytes * layers * apart)
-    runs = _runs(choices, row, page, room, writes=writes)
+    runs = _runs(choices, row, page, room, writes=writes, from_start=from_start)
     blocks = Blocks(
         row["block_ids"],
         tuple((run.skipped, run.span) for run in runs),
-        num_states=number(choices, 1, 2) if row["layout"] == "hybrid" else 0,
+        num_states=number(choices, 1, 2) if row.get("layout") == "hybrid" else 0,
         spare=rarely(choices, 2, min(max(2, room // 2), MOST_SPARE)),
     )
     first = first_block(choices, row["reach"], page, side_bytes, block_stride)
@@ -105,7 +107,9 @@ def occupancy(
     )
 
 
-def _runs(choices: Choices, row: Row, page: Geometry, room: int, *, writes: bool) -> list[Run]:
+def _runs(
+    choices: Choices, row: Row, page: Geometry, room: int, *, writes: bool, from_start: bool
+) -> list[Run]:
     """The runs of a batch, in the order of its rows: as many as the row says, or, for a write,
     one to three."""
     if not writes:
@@ -114,7 +118,8 @@ def _runs(choices: Choices, row: Row, page: Geometry, room: int, *, writes: bool
         count = 1 if row["blocks_used"] == "1" else pick(choices, (1, 1, 2, 3))
     runs = []
     for index in range(count):
-        firsts = _firsts(page.block_size, row["first_offset"] if index == 0 else "")
+        first_offset = "edge" if from_start else "" if index else row["first_offset"]
+        firsts = _firsts(page.block_size, first_offset)
         lasts = _lasts(page.block_size, row["last_offset"] if index == count - 1 else "")
         least, most = _spans(row, page, index, count)
         span = least + rarely(choices, min(1, most - least), most - least)
@@ -125,7 +130,9 @@ def _runs(choices: Choices, row: Row, page: Geometry, room: int, *, writes: bool
             first = _close(choices, firsts[0], min(firsts[1], last))
         else:
             first, last = _close(choices, *firsts), _close(choices, *lasts)
-        skipped = _skipped(choices, row, room, index, count, writes=writes)
+        skipped = 0
+        if not from_start:
+            skipped = _skipped(choices, row, room, index, count, writes=writes)
         runs.append(Run(skipped, span, first, last))
     return runs
 

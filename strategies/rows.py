@@ -39,6 +39,7 @@ OFTEN: dict[str, dict[str, int]] = {
     "block_size": {"2": 2, "4": 2, "8": 2, "16": 4, "32": 2},
     "num_kv_heads": {"1": 3, "2": 3},
     "head_size": {"8": 3, "16": 3, "32": 3, "64": 2, "80": 2, "96": 2},
+    "latent_size": {"16": 4, "32": 3, "64": 2},
     "blocks_used": {"2+": 5},
     "block_ids": {"shuffled": 4},
     "reach": {"near": 30},
@@ -66,8 +67,11 @@ def is_costly(row: Row) -> bool:
         return True
     if not {"block_size", "num_kv_heads", "head_size"} <= row.keys():
         return False
-    side = int(row["block_size"]) * int(row["num_kv_heads"]) * int(row["head_size"])
-    page = 2 * side * itemsize(row["cache_dtype"])
+    if "latent_size" in row:
+        width = int(row["latent_size"]) + int(row["rope_size"])
+    else:
+        width = 2 * int(row["num_kv_heads"]) * int(row["head_size"])
+    page = int(row["block_size"]) * width * itemsize(row["cache_dtype"])
     layers = 2 if row["nesting"] in NESTED else 1
     blocks = FEWEST_BLOCKS.get(row["block_ids"], 4)
     return page * layers * blocks >= LARGE_CACHE

@@ -29,6 +29,9 @@ from kvfuzz.model.scene import Scene
 MOST_BYTES = 1 << 37
 """Largest buffer of a case: what is larger is a slip in a seed, not a test."""
 
+MOST_LARGEST = 1 << 16
+"""The largest number that a group's absmax can be mapped to: e5m2's is 57344."""
+
 
 MOST_LARGEST = 1 << 16
 """The largest number that a group's absmax can be mapped to: e5m2's is 57344."""
@@ -176,6 +179,12 @@ def _check_fill(fill: Fill, nbytes: int, where: str) -> None:
     if isinstance(fill, FloatFill):
         top = (1 << DTYPES[fill.dtype].exponent_bits) - 1
         _require(0 <= fill.low <= fill.high < top, f"{where}: {fill.low}..{fill.high}")
+    if isinstance(fill, GroupFill):
+        _require(fill.group >= 1, f"{where}: group={fill.group}, expected 1 or more")
+        _require(
+            1 <= fill.largest <= MOST_LARGEST,
+            f"{where}: largest={fill.largest}, expected 1 to {MOST_LARGEST}",
+        )
     if isinstance(fill, TieFill):
         known = fill.cache_dtype in DTYPES and DTYPES[fill.cache_dtype].is_quantised
         _require(known, f"{where}: cache_dtype={fill.cache_dtype!r}, expected an fp8 format")

@@ -5,9 +5,10 @@ tokens into a dense workspace. Both fill the cache with hash bytes first, so tha
 is not named must survive.
 """
 
+from kvfuzz.model.batch_metadata import gathered, slot_mapping
 from kvfuzz.model.cache_parts import cache_parts
 from kvfuzz.model.case import Case
-from kvfuzz.model.fill import ByteFill, word
+from kvfuzz.model.fill import ByteFill
 from kvfuzz.model.layout import Field
 from kvfuzz.model.parts import (
     Parts,
@@ -19,7 +20,6 @@ from kvfuzz.model.parts import (
 )
 from kvfuzz.model.scales import SCALES, Scales, inline_scales, made_scales, scale_view, scales_of
 from kvfuzz.model.scene import QUANT_OP, Scene, check
-from kvfuzz.model.steps import PAD_SLOT_ID
 from kvfuzz.model.views import SPELT
 
 
@@ -77,14 +77,7 @@ def _setting(scene: Scene) -> Setting:
 
 
 def _write(scene: Scene) -> Parts:
-    n, batch = scene.attention.geometry.block_size, scene.batch
-    slots = iter(
-        sequence.block_ids[p // n] * n + p % n
-        for sequence in batch.sequences
-        for p in range(sequence.start, sequence.start + sequence.length)
-    )
-    padded = set(batch.padding)
-    mapping = tuple(PAD_SLOT_ID if row in padded else next(slots) for row in range(batch.num_rows))
+    mapping = slot_mapping(scene.batch, scene.attention.geometry.block_size)
     setting = _setting(scene)
     if scene.op == QUANT_OP:
         g = scene.attention.geometry
@@ -97,19 +90,8 @@ def _write(scene: Scene) -> Parts:
 
 
 def _gather(scene: Scene) -> Parts:
-    table, starts, ends, owners = [], [], [0], []
-    width, num_blocks = scene.batch.table_width, scene.attention.geometry.num_blocks
-    for row, sequence in enumerate(scene.batch.sequences):
-        # Past a sequence's blocks the table is stale: whatever ids an earlier request left.
-        stale = (
-            word(scene.fill_seed, "block_table", row * width + column) % num_blocks
-            for column in range(len(sequence.block_ids), width)
-        )
-        table += [*sequence.block_ids, *stale]
-        starts.append(sequence.start)
-        ends.append(ends[-1] + sequence.length)
-        owners += [row] * sequence.length
-    return gather_parts(_setting(scene), tuple(table), tuple(starts), tuple(ends), tuple(owners))
+    num_blocks = scene.attention.geometry.num_blocks
+    return gather_parts(_setting(scene), *gathered(scene.batch, num_blocks, scene.fill_seed))
 
 
 OPS = {"reshape_and_cache": _write, "gather_cache": _gather, QUANT_OP: _write}

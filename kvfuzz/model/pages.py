@@ -1,13 +1,15 @@
-"""Pages that no op works on yet: MLA, DeepSeek's sparse pages, opaque slots, Mamba state.
+"""Pages that are no K and V: MLA, DeepSeek's sparse pages, opaque slots, Mamba state.
 
 Each function returns the fields of one layer's pages, its blocks `block_stride` bytes apart from
 byte 0 of `buffer`; without it blocks are dense. What no field owns is padding. The formulas are
 those of vLLM's backends:
 
-    mla             [B, N, 576] elements, a latent of 512 and 64 rotary elements
+    mla             [B, N, R + P] elements, a latent of R = 512 and P = 64 rotary elements
     fp8_ds_mla      a token of 656 bytes: 512 fp8, 4 fp32 scales of 128 each, 64 rotary bf16
-    fp8_ds_mla_v4   a token of 584 bytes: 448 fp8, 64 rotary bf16, 8 bytes of scale exponents
-    indexer         N * D fp8 in tiles of 16 tokens, then N fp32 scales (DeepSeek's sparse indexer)
+    fp8_ds_mla_v4   N tokens of 576 bytes, 448 fp8 and 64 rotary bf16, then N times 8 bytes of
+                    scale exponents (vLLM models/deepseek_v4/common/ops/cache_utils.py)
+    indexer         N * D fp8 in tiles of 16 tokens, or row by row, then N fp32 scales (DeepSeek's
+                    sparse indexer)
     opaque_slots    [B, H, N, slot bytes]: one slot of its quantiser per head and token
     mamba_states    the states of a layer one after the other in a page
 """
@@ -30,15 +32,23 @@ TILE = 16
 
 
 def mla(
-    num_blocks: int, block_size: int, dtype: str, *, buffer: str, layer: str, block_stride: int = 0
+    num_blocks: int,
+    block_size: int,
+    dtype: str,
+    *,
+    buffer: str,
+    layer: str,
+    block_stride: int = 0,
+    latent: int = LATENT,
+    rope: int = ROPE,
 ) -> tuple[Field, ...]:
-    """`latent` and `rope` of MLA: each token is 576 elements of `dtype` in one piece."""
+    """`latent` and `rope` of MLA: each token is so many elements of `dtype` in one piece."""
     element = itemsize(dtype)
-    row = (LATENT + ROPE) * element
+    row = (latent + rope) * element
     page = _Tokens(num_blocks, block_size, row, buffer, layer, block_stride)
     return (
-        page.field("latent", dtype, 0, LATENT),
-        page.field("rope", dtype, LATENT * element, ROPE),
+        page.field("latent", dtype, 0, latent),
+        page.field("rope", dtype, latent * element, rope),
     )
 
 
@@ -58,13 +68,18 @@ def fp8_ds_mla(
 def fp8_ds_mla_v4(
     num_blocks: int, block_size: int, dtype: str, *, buffer: str, layer: str, block_stride: int = 0
 ) -> tuple[Field, ...]:
-    """`nope` of fp8 `dtype`, `rope` and `scale`: 448 + 64 * 2 + 8 = 584 bytes a token."""
-    row = V4_NOPE + 2 * ROPE + V4_SCALES
-    page = _Tokens(num_blocks, block_size, row, buffer, layer, block_stride)
+    """`nope` of fp8 `dtype` and `rope`, 448 + 64 * 2 = 576 bytes a token, and behind all of them
+    `scale`, 8 bytes a token, the last of which nothing reads. vLLM pads such a page to a multiple
+    of 576 bytes: its block stride says so."""
+    row = V4_NOPE + 2 * ROPE
+    stride = _stride(block_size * (row + V4_SCALES), block_stride)
+    page = _Tokens(num_blocks, block_size, row, buffer, layer, stride)
+    terms = (Term("block", stride), Term("token", V4_SCALES), Term("dim", 1))
+    extents: dict[Axis, int] = {"block": num_blocks, "token": block_size, "dim": V4_SCALES}
     return (
         page.field("nope", dtype, 0, V4_NOPE),
         page.field("rope", "bf16", V4_NOPE, ROPE),
-        page.field("scale", "u8", V4_NOPE + 2 * ROPE, V4_SCALES),
+        Field("scale", buffer, "u8", block_size * row, terms, extents, layer),
     )
 
 
@@ -77,22 +92,25 @@ def indexer(
     buffer: str,
     layer: str,
     block_stride: int = 0,
+    tile: int = TILE,
 ) -> tuple[Field, ...]:
     """`k` of fp8 `dtype` in tiles, and one fp32 `scale` per token behind all of them.
 
     In a tile of 16 tokens, 16 elements of one token lie together, then those of the next token:
-    element d of token s is byte `s // 16 * 16 * D + d // 16 * 256 + s % 16 * 16 + d % 16`. Raises
-    UsageError where block_size or head_size is no multiple of 16.
+    element d of token s is byte `s // 16 * 16 * D + d // 16 * 256 + s % 16 * 16 + d % 16`. With a
+    `tile` of one token the elements of a token lie together, as in older releases and where a block
+    is one token. Raises UsageError where block_size is no multiple of the tile, or head_size none
+    of 16.
     """
-    for name, size in (("block_size", block_size), ("head_size", head_size)):
-        if size % TILE:
-            raise UsageError(f"indexer page: {name}={size}, expected a multiple of {TILE}")
+    for name, size, unit in (("block_size", block_size, tile), ("head_size", head_size, TILE)):
+        if size % unit:
+            raise UsageError(f"indexer page: {name}={size}, expected a multiple of {unit}")
     stride = _stride(block_size * (head_size + 4), block_stride)
     terms = (
         Term("block", stride),
-        Term("token", TILE * head_size, TILE),
-        Term("dim", TILE * TILE, TILE),
-        Term("token", TILE, 1, TILE),
+        Term("token", tile * head_size, tile),
+        Term("dim", tile * TILE, TILE),
+        *((Term("token", TILE, 1, tile),) if tile > 1 else ()),
         Term("dim", 1, 1, TILE),
     )
     extents: dict[Axis, int] = {"block": num_blocks, "token": block_size}

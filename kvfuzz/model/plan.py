@@ -195,9 +195,8 @@ def check_sharing(plan: Plan, layer: AttentionLayer) -> None:
         )
 
 
-def check_batch(batch: Batch, layer: AttentionLayer, state_blocks: tuple[int, ...]) -> None:
-    """Raise UsageError with the first thing that makes a batch impossible on `layer`."""
-    g = layer.geometry
+def check_batch(batch: Batch, g: Geometry, state_blocks: tuple[int, ...] = ()) -> None:
+    """Raise UsageError with the first thing that makes a batch impossible in blocks of `g`."""
     used = [block for sequence in batch.sequences for block in sequence.block_ids]
     owned = set(used) | set(state_blocks)
     require(len(used) + len(state_blocks) == len(owned), "a block id has two owners")

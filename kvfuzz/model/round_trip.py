@@ -7,18 +7,35 @@ import msgspec
 
 from kvfuzz.model.case import Case, Program, Step
 from kvfuzz.model.fill import IntegerFill
+from kvfuzz.model.layout import Field
 from kvfuzz.model.named_blocks import named_blocks, names_blocks
 from kvfuzz.model.parts import Setting, activation_fill, gather_parts, write_parts
 from kvfuzz.model.scales import SCALES, least_scale
 from kvfuzz.model.steps import is_write
 
 
+def paged(case: Program, step: Step) -> Field:
+    """The field whose blocks a step's metadata name: K, or the first one that has blocks."""
+    if "key_cache" in step.fields:
+        return case.bound_field(step, "key_cache")
+    bound = (case.field(name) for name in step.fields.values())
+    return next(field for field in bound if "block" in field.extents)
+
+
+def seq_starts(case: Program, step: Step) -> tuple[int, ...]:
+    """The position of the first token of each sequence that a gather reads: the first of all,
+    where the step does not say."""
+    if "seq_starts" in step.tensors:
+        return case.integers(step, "seq_starts")
+    return (0,) * (len(case.integers(step, "cu_seqlens_kv")) - 1)
+
+
 def touched(case: Program, step: Step) -> list[int]:
     """The slots that a step stores to or reads from, in the order of its rows."""
-    n = case.bound_field(step, "key_cache").extents["token"]
+    n = paged(case, step).extents["token"]
     if is_write(step):
         return [slot for slot in case.integers(step, "slot_mapping") if slot >= 0]
-    table, starts = case.integers(step, "block_table"), case.integers(step, "seq_starts")
+    table, starts = case.integers(step, "block_table"), seq_starts(case, step)
     ends, width = case.integers(step, "cu_seqlens_kv"), len(table) // len(starts)
     return [
         table[row * width + p // n] * n + p % n
@@ -32,7 +49,7 @@ def touched_blocks(case: Program, step: Step, buffer: str = "") -> list[int]:
     blocks, those that it names of the caches in `buffer`, or else of those that it starts from."""
     if names_blocks(step):
         return named_blocks(case, step, buffer)
-    n = case.bound_field(step, "key_cache").extents["token"]
+    n = paged(case, step).extents["token"]
     return list(dict.fromkeys(slot // n for slot in touched(case, step)))
 
 

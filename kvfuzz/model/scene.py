@@ -98,7 +98,7 @@ def check(scene: Scene) -> None:
         value = DTYPES["fp32"].decode(bits)
         require(0 < value < float("inf"), f"{name}=0x{bits:08x}, expected a positive fp32")
     check_scales(scene)
-    check_batch(scene.batch, layer, scene.state_blocks)
+    check_batch(scene.batch, layer.geometry, scene.state_blocks)
 
 
 def check_op(scene: Scene) -> None:

@@ -5,10 +5,10 @@ All of them start from the slots that the first step touches, in the order of it
 
 import itertools
 
-from kvfuzz.model.case import Case, Program
+from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Field
-from kvfuzz.model.round_trip import touched, touched_blocks
+from kvfuzz.model.round_trip import paged, seq_starts, touched, touched_blocks
 from kvfuzz.model.steps import is_write
 
 REACH = 1 << 31
@@ -24,12 +24,16 @@ BLOCK_IDS = ("identity", "adjacent", "shuffled", *(f"split_{ratio}" for ratio in
 groups of `ratio` that begin at its multiples, as the kernel blocks of manager blocks do."""
 
 
-def _offsets(case: Case) -> list[int]:
-    n = case.geometry.block_size
+def _block_size(case: Program) -> int:
+    return paged(case, case.steps[0]).extents["token"]
+
+
+def _offsets(case: Program) -> list[int]:
+    n = _block_size(case)
     return [slot % n for slot in touched(case, case.steps[0])]
 
 
-def blocks_used(case: Case) -> str:
+def blocks_used(case: Program) -> str:
     """Level of `blocks_used`."""
     return "1" if len(touched_blocks(case, case.steps[0])) < 2 else "2+"
 
@@ -56,7 +60,7 @@ def id_pattern(order: list[int]) -> str:
 def reach(case: Program) -> str:
     """Level of `reach`."""
     step = case.steps[0]
-    return reach_of(case.bound_field(step, "key_cache"), touched_blocks(case, step))
+    return reach_of(paged(case, step), touched_blocks(case, step))
 
 
 def reach_of(field: Field, blocks: list[int]) -> str:
@@ -71,51 +75,50 @@ def reach_of(field: Field, blocks: list[int]) -> str:
     return "past_2g_bytes" if far // itemsize(field.dtype) < REACH else "past_2g_elements"
 
 
-def first_offset(case: Case) -> str:
+def first_offset(case: Program) -> str:
     """Level of `first_offset`: whether the first row is at the edge of its block."""
     offsets = _offsets(case)
     return "inside" if offsets and offsets[0] else "edge"
 
 
-def last_offset(case: Case) -> str:
+def last_offset(case: Program) -> str:
     """Level of `last_offset`: whether the last row fills its block, begins it, or neither."""
     offsets = _offsets(case)
-    if not offsets or offsets[-1] == case.geometry.block_size - 1:
+    if not offsets or offsets[-1] == _block_size(case) - 1:
         return "edge"
     return "inside" if offsets[-1] else "first"
 
 
-def sequences(case: Case) -> str:
+def sequences(case: Program) -> str:
     """Level of `sequences`; a write sees rows, and no sequences."""
     step = case.steps[0]
-    if is_write(step):
+    if "block_table" not in step.tensors:
         return "1"
-    return str(min(len(case.integers(step, "seq_starts")), 3))
+    return str(min(len(seq_starts(case, step)), 3))
 
 
-def start_block(case: Case) -> str:
+def start_block(case: Program) -> str:
     """Level of `start_block`: whether the first run begins in its sequence's first block."""
     step = case.steps[0]
-    if is_write(step):
+    if "block_table" not in step.tensors:
         return "first"
-    first = case.integers(step, "seq_starts")[0]
-    return "later" if first >= case.geometry.block_size else "first"
+    return "later" if seq_starts(case, step)[0] >= _block_size(case) else "first"
 
 
-def table(case: Case) -> str:
+def table(case: Program) -> str:
     """Level of `table`: whether the block table is wider than the longest sequence."""
     step = case.steps[0]
-    if is_write(step):
+    if "block_table" not in step.tensors:
         return "tight"
-    starts, ends = case.integers(step, "seq_starts"), case.integers(step, "cu_seqlens_kv")
+    starts, ends = seq_starts(case, step), case.integers(step, "cu_seqlens_kv")
     width = case.tensor(step.tensors["block_table"]).shape[1]
     longest = max(
         start + stop - first for start, first, stop in zip(starts, ends, ends[1:], strict=False)
     )
-    return "wide" if width > -(-longest // case.geometry.block_size) else "tight"
+    return "wide" if width > -(-longest // _block_size(case)) else "tight"
 
 
-def padding(case: Case) -> str:
+def padding(case: Program) -> str:
     """Level of `padding`: whether a write has rows whose slot is negative."""
     step = case.steps[0]
     if not is_write(step):

@@ -9,7 +9,7 @@ from kvfuzz.model.ops.table import OpScene
 from kvfuzz.model.steps import PAGE_OPS
 from kvfuzz.strategies.boundary import Boundary
 from kvfuzz.strategies.choices import Choices
-from kvfuzz.strategies.ops import pages, slots, states
+from kvfuzz.strategies.ops import latent, pages, slots, states
 
 Draw = Callable[[Choices, dict[str, str]], OpScene]
 
@@ -17,10 +17,12 @@ DRAWN: dict[str, Draw] = {
     SLOT_OP: slots.drawn_scene,
     **{op: partial(pages.drawn_scene, op=op) for op in PAGE_OPS},
     STATE_OP: states.drawn_scene,
+    **{op: partial(latent.drawn_scene, op=op) for op in latent.BOUNDARIES},
 }
 
 OP_BOUNDARIES: dict[str, tuple[Boundary, ...]] = {
     SLOT_OP: slots.BOUNDARIES,
     **dict.fromkeys(PAGE_OPS, pages.BOUNDARIES),
     STATE_OP: states.BOUNDARIES,
+    **latent.BOUNDARIES,
 }

@@ -83,8 +83,8 @@ class Judge:
         self.lane = lane
         self._patience = Patience(math.inf)
         self._where = Domain(allowed=dict(where or {}), source="--where")
-        writes = target.info.op != "gather_cache"
-        writer = target if writes else partner
+        # Of a gather its partner converts what is stored; any other op says how it does itself.
+        writer = partner if target.info.op == "gather_cache" else target
         self._quantise = writer.info.quantise if writer else Quantise()
 
     def verdict(

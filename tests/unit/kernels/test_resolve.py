@@ -109,8 +109,8 @@ def test_the_op_that_is_asked_for_wins(tmp_path):
 
 def test_an_unknown_op_is_answered_with_the_nearest_known_one(tmp_path):
     (tmp_path / "k.py").write_text(WRITER)
-    with pytest.raises(UsageError, match=r"--op gather: no such op; did you mean gather_cache\?"):
-        resolve(TargetSpec(f"{tmp_path}/k.py:write", op="gather"))
+    with pytest.raises(UsageError, match=r"gather_cash: no such op; did you mean gather_cache\?"):
+        resolve(TargetSpec(f"{tmp_path}/k.py:write", op="gather_cash"))
 
 
 def test_parameters_that_fit_no_op_ask_for_one(tmp_path):

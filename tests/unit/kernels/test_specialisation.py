@@ -6,7 +6,15 @@ import pytest
 from triton.runtime.jit import JITFunction
 
 from kvfuzz.engine.worker.execute import execute
-from kvfuzz.kernels.builtin import gather_cache, reshape_and_cache
+from kvfuzz.kernels.builtin import (
+    concat_and_cache_mla,
+    gather_cache,
+    gather_indexer,
+    gather_mla,
+    indexer_quant_and_cache,
+    quantize_and_insert_k_cache,
+    reshape_and_cache,
+)
 from kvfuzz.kernels.resolve import resolve
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
@@ -53,6 +61,15 @@ def test_sizes_strides_and_orders_share_a_compilation(
     [
         (gather_cache.gather_cache_kernel, gather_cache.SIZES),
         (reshape_and_cache.reshape_and_cache_kernel, reshape_and_cache.SIZES),
+        (concat_and_cache_mla.concat_and_cache_mla_kernel, concat_and_cache_mla.SIZES),
+        (concat_and_cache_mla.concat_and_cache_ds_mla_kernel, concat_and_cache_mla.DS_SIZES),
+        (gather_mla.gather_mla_kernel, gather_mla.SIZES),
+        (indexer_quant_and_cache.indexer_quant_and_cache_kernel, indexer_quant_and_cache.SIZES),
+        (gather_indexer.gather_indexer_kernel, gather_indexer.SIZES),
+        (
+            quantize_and_insert_k_cache.quantize_and_insert_k_cache_kernel,
+            quantize_and_insert_k_cache.SIZES,
+        ),
     ],
 )
 def test_no_argument_is_specialised_on_but_pointers(kernel, sizes):

@@ -1,4 +1,4 @@
-"""Pages without an op: every address against a formula, and what is over is the padding."""
+"""Pages that are no K and V: every address against a formula, and what is over is the padding."""
 
 import itertools
 import math
@@ -53,9 +53,9 @@ def _made(name, padding):
             fields,
             page,
             {
-                "nope": lambda b, s, d: b * (page + padding) + s * 584 + d,
-                "rope": lambda b, s, d: b * (page + padding) + s * 584 + 448 + 2 * d,
-                "scale": lambda b, s, d: b * (page + padding) + s * 584 + 576 + d,
+                "nope": lambda b, s, d: b * (page + padding) + s * 576 + d,
+                "rope": lambda b, s, d: b * (page + padding) + s * 576 + 448 + 2 * d,
+                "scale": lambda b, s, d: b * (page + padding) + N * 576 + 8 * s + d,
             },
         )
     if name == "indexer":
@@ -67,6 +67,28 @@ def _made(name, padding):
             {
                 "k": _indexer(page + padding),
                 "scale": lambda b, s: b * (page + padding) + N * 64 + 4 * s,
+            },
+        )
+    if name == "flat_indexer":
+        page = N * (64 + 4)
+        fields = pages.indexer(B, N, 64, "e4m3fn", **WHERE, block_stride=page + padding, tile=1)
+        return (
+            fields,
+            page,
+            {
+                "k": lambda b, s, d: b * (page + padding) + s * 64 + d,
+                "scale": lambda b, s: b * (page + padding) + N * 64 + 4 * s,
+            },
+        )
+    if name == "small_mla":
+        page = N * 24 * 4
+        fields = pages.mla(B, N, "fp32", **WHERE, block_stride=page + padding, latent=16, rope=8)
+        return (
+            fields,
+            page,
+            {
+                "latent": lambda b, s, d: b * (page + padding) + 96 * s + 4 * d,
+                "rope": lambda b, s, d: b * (page + padding) + 96 * s + 64 + 4 * d,
             },
         )
     if name == "opaque_slots":
@@ -91,7 +113,16 @@ def _made(name, padding):
     )
 
 
-NAMES = ("mla", "fp8_ds_mla", "fp8_ds_mla_v4", "indexer", "opaque_slots", "mamba_states")
+NAMES = (
+    "mla",
+    "small_mla",
+    "fp8_ds_mla",
+    "fp8_ds_mla_v4",
+    "indexer",
+    "flat_indexer",
+    "opaque_slots",
+    "mamba_states",
+)
 
 
 @pytest.mark.parametrize("padding", [0, 16, 44])
