@@ -157,7 +157,12 @@ LATENT_AXES: tuple[Axis, ...] = (
     Axis("page_form", FORMS, _page_form, FORMS_OF),
     Axis("nesting", NESTINGS, _nesting, _only((*WRITES, *GATHERS), "layer_first", "block_first")),
     Axis("page", PAGES, _page_level, _only((INSERT_V4,), "padded")),
-    Axis("cache_dtype", tuple(DTYPES), lambda case: _page(case).dtype, _only(COMPUTED, *E4M3)),
+    Axis(
+        "cache_dtype",
+        tuple(DTYPES),
+        lambda case: _page(case).dtype,
+        _only(COMPUTED, *E4M3) | _only(GIVEN, *FLOATS),
+    ),
     Axis(
         "model_dtype",
         MODEL_DTYPES,
@@ -174,9 +179,9 @@ LATENT_AXES: tuple[Axis, ...] = (
     Axis("rope_size", ROPE_SIZES, _rope_size, _sizes(1)),
     Axis(
         "scale",
-        ("none", "unit", "power_of_two", "general"),
+        ("none", "unit", "power_of_two", "general", "extreme"),
         _scale,
-        _only(COMPUTED, "none"),
+        _only(GIVEN, "none", "unit", "power_of_two", "general") | _only(COMPUTED, "none"),
     ),
     Axis(
         "scale_format",
@@ -201,9 +206,11 @@ LATENT_AXES: tuple[Axis, ...] = (
     Axis("rows", ("dense", "gapped"), _rows, _only(GATHERS, "dense")),
     Axis(
         "values",
-        ("bytes", "spread", "ties"),
+        ("bytes", "spread", "ties", "beyond"),
         _values,
-        _only(GATHERS, "bytes") | _only((INDEX, INSERT_V4), "spread", "ties"),
+        _only(GATHERS, "bytes")
+        | _only((INDEX, INSERT_V4), "spread", "ties")
+        | _only((CONCAT,), "bytes", "spread", "ties"),
     ),
 )
 
