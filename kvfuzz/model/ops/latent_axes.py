@@ -3,7 +3,7 @@
 from kvfuzz.model import tokens
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Program
-from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.dtypes import DTYPES, FLOATS, itemsize
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, GroupFill, TieFill
 from kvfuzz.model.layout import Field
 from kvfuzz.model.round_trip import paged
