@@ -1,6 +1,7 @@
 """Each mutant of a kernel is caught by the property that its entry names, or says why it survives.
 
-Those of ops on a cache plan are in test_plan_views.py, those of ops on pages in test_scripts.py.
+Those of ops on a cache plan are in test_plan_views.py, those of ops on pages in test_pages.py
+and test_scripts.py.
 """
 
 import pytest

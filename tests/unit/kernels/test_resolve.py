@@ -118,7 +118,7 @@ def test_parameters_that_fit_no_op_ask_for_one(tmp_path):
     with pytest.raises(
         UsageError,
         match=r"its parameters fit 0 ops, say which with --op reshape_and_cache\|gather_cache\|.*"
-        r"\(as copy_blocks: required parameter 'query' is not known, takes no key_cache",
+        r"\(as copy_states: required parameter 'query' is not known, takes no state_0",
     ):
         resolve(TargetSpec(f"{tmp_path}/k.py:attend"))
 
