@@ -34,7 +34,7 @@ def metadata_level(case: Program) -> str:
     """Level of `metadata`: whether there are stale entries behind those of the step."""
     step = case.steps[0]
     name = _metadata(case)
-    numbers = len(case.integers(step, name))
+    numbers = len(case.written_out(step, name))
     return "wider" if numbers > _entries(case) * (2 if name == PAIRS else 1) else "exact"
 
 

@@ -114,7 +114,7 @@ def test_a_state_lies_at_a_multiple_of_its_element():
 def test_what_lies_behind_the_entries_is_in_the_buffer_and_in_no_view():
     case = lower_op(ZERO)
     step = case.steps[0]
-    assert len(case.integers(step, "block_ids")) == 5
+    assert len(case.written_out(step, "block_ids")) == 5
     assert case.tensor("block_ids").shape == (2,)
     assert named_ids(case, step) == [4, 1]
     case = lower_op(COPY)

@@ -51,10 +51,16 @@ def test_a_case_that_was_edited_is_no_longer_what_its_scene_means(whole):
         check_case(msgspec.structs.replace(case, buffers=buffers))
 
 
-def test_every_boundary_has_a_row(whole):
+def test_every_boundary_that_an_op_has_has_a_row(whole):
     rows = list(boundary_rows(whole, Drawn(0)))
-    assert len(rows) == len(OP_BOUNDARIES[whole.op])
-    for boundary, row in zip(OP_BOUNDARIES[whole.op], rows, strict=True):
+    levels = dict(zip(whole.axes, whole.levels, strict=True))
+    possible = [
+        boundary
+        for boundary in OP_BOUNDARIES[whole.op]
+        if all(level in levels[axis] for axis, level in boundary.levels.items())
+    ]
+    assert len(rows) == len(possible) >= 4
+    for boundary, row in zip(possible, rows, strict=True):
         assert boundary.levels.items() <= row.items()
 
 
