@@ -45,6 +45,7 @@ BUGS = (
     Bug("37940 head stride of the writer", FLASH, "0.19.0", "0.24.0"),
     Bug("45361 int8 cut off", "vllm:per_token_head_quant", "0.23.0", "0.24.0"),
     Bug("51031 ranks by kernel blocks, V1", "vllm:slot_mapping_v1", "0.24.0", "0.28.0"),
+    Bug("indexer gather overflows", "vllm:gather_indexer", "0.23.0", "0.24.0"),
     Bug("51031 ranks by kernel blocks, V2", "vllm:slot_mapping_v2", "0.28.0", "0.29.0"),
 )
 

@@ -33,7 +33,7 @@ def test_our_kernels_keep_every_byte_on_the_gpu(campaign):
 def test_a_broken_copy_is_found_on_the_gpu_and_its_seed_replays_on_the_cpu(campaign, name):
     from kvfuzz.engine.replay import replay
 
-    code, (found,), _ = campaign(f"mutant:{name}", lane="gpu", max_cases=60)
+    code, (found,), _ = campaign(f"stateful:mutant:{name}", lane="gpu", max_cases=60)
     assert code == Exit.FINDING
     assert len(found.seed.case.script.actions) <= 4
     on_cpu = replay(found.seed, lane="cpu")
