@@ -8,7 +8,9 @@ import torch
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels import pages
 from kvfuzz.kernels.adapter import Adapter, content_of
-from kvfuzz.kernels.contracts import CONVENTIONAL, Scalars, Tensors, bind
+from kvfuzz.kernels.contract import Scalars, Tensors
+from kvfuzz.kernels.contract_table import CONVENTIONAL
+from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import dialect_of, formats_of, scales_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.steps import CACHES

@@ -5,6 +5,7 @@ are part of the source, so that a seed replays by them.
 
     KVFUZZ_DOMAIN = "order=nhd|x_packed,granularity=tensor|head"    axes in the syntax of --where
     KVFUZZ_QUOTIENT = "x*(1/s)"                                     a writer that takes reciprocals
+    KVFUZZ_QUANTISE = {"rounding": "half_even", "scale_floor": 0.0}   what else `Quantise` has
     KVFUZZ_DEAD = "finite"                                          no NaN in bytes nobody may use
 """
 
@@ -15,12 +16,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+import msgspec
+
 from kvfuzz.errors import NotCheckedError, UsageError
 from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
-from kvfuzz.kernels.contracts import CONTRACTS, CONVENTIONAL, bind, objections
+from kvfuzz.kernels.contract_table import CONTRACTS, conventional
+from kvfuzz.kernels.contracts import bind, objections
 from kvfuzz.kernels.fp8 import formats_of
-from kvfuzz.kernels.own import INVERSE
+from kvfuzz.kernels.own import INVERSE, quantise_of
 from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.axes import Domain, nearest, parse_where
 from kvfuzz.model.plan_case import PLAN_OPS
@@ -35,7 +39,8 @@ from kvfuzz.model.target import (
 
 NEAREST = 2
 """Ops of which is said why a function is none of them: those that it is nearest to."""
-QUOTIENT, DOMAIN, DEAD = "KVFUZZ_QUOTIENT", "KVFUZZ_DOMAIN", "KVFUZZ_DEAD"
+QUOTIENT, QUANTISE = "KVFUZZ_QUOTIENT", "KVFUZZ_QUANTISE"
+DOMAIN, DEAD = "KVFUZZ_DOMAIN", "KVFUZZ_DEAD"
 
 
 def adapter(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
@@ -67,8 +72,8 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
         # Never the path: a seed must mean the same on every machine.
         name=f"file:{name}",
         op=op,
-        domain=_domain(module, spec.name, arch),
-        quantise=_quantise(module, spec.name),
+        domain=_domain(module, spec.name, op, arch),
+        quantise=_quantise(module, spec.name, op),
         partner=INVERSE.get(op, ""),
         content=content,
         dead=_dead(module, spec.name),
@@ -76,7 +81,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
     return Adapter(info, bind(function, op), (NotImplementedError,))
 
 
-def _domain(module: ModuleType, target: str, arch: str) -> Domain:
+def _domain(module: ModuleType, target: str, op: str, arch: str) -> Domain:
     declared = getattr(module, DOMAIN, "")
     if not isinstance(declared, str):
         raise UsageError(f"target {target}: {DOMAIN}={declared!r}, expected text, AXIS=LEVEL|LEVEL")
@@ -89,17 +94,28 @@ def _domain(module: ModuleType, target: str, arch: str) -> Domain:
     if not known:
         raise UsageError(f"target {target}: {DOMAIN}: on {arch} Triton has {'|'.join(formats)}")
     return Domain(
-        allowed=CONVENTIONAL | more | {"cache_dtype": known},
+        allowed=conventional(op) | more | {"cache_dtype": known},
         source=f"a file target takes the conventional on {arch}, or what its {DOMAIN} says",
     )
 
 
-def _quantise(module: ModuleType, target: str) -> Quantise:
-    declared: Quotient = getattr(module, QUOTIENT, "x/s")
+def _quantise(module: ModuleType, target: str, op: str) -> Quantise:
+    """What a file declares; where it declares nothing it does as our own kernel of the op."""
+    ours = quantise_of(op)
+    quotient: Quotient = getattr(module, QUOTIENT, ours.quotient)
     known = get_args(Quotient)
-    if declared not in known:
-        raise UsageError(f"target {target}: {QUOTIENT}={declared!r}, expected {' or '.join(known)}")
-    return Quantise(declared, f"{QUOTIENT} of the file, x/s where it declares none")
+    if quotient not in known:
+        raise UsageError(f"target {target}: {QUOTIENT}={quotient!r}, expected {' or '.join(known)}")
+    declared = getattr(module, QUANTISE, {})
+    source = f"{QUOTIENT} and {QUANTISE} of the file, as our own kernel where it declares neither"
+    try:
+        said = {**msgspec.structs.asdict(ours), "quotient": quotient, **declared, "source": source}
+        return msgspec.convert(said, Quantise)
+    except (TypeError, msgspec.ValidationError) as error:
+        fields = ", ".join(name for name in Quantise.__struct_fields__ if name != "source")
+        raise UsageError(
+            f"target {target}: {QUANTISE}={declared!r}, expected a dict of {fields}: {error}"
+        ) from None
 
 
 def _dead(module: ModuleType, target: str) -> DeadBytes:

@@ -92,6 +92,11 @@ QUANTISES: dict[str, Quantise] = {
 REFUSALS = (NotImplementedError,)
 
 
+def quantise_of(op: str) -> Quantise:
+    """How our own kernel of `op` quantises."""
+    return QUANTISES.get(op, QUANTISE)
+
+
 def builtin(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
     """The adapter of builtin:OP, which accepts all that Triton can compile for `arch`."""
     op = spec.name.partition(":")[2]
@@ -133,9 +138,7 @@ def _adapter(name: str, op: str, function: Callable[..., Any], source: bytes, ar
         allowed={"cache_dtype": formats_of(arch)},
         source=f"kernels/builtin/{op}.py: every stride and size, the formats of {arch} in Triton",
     )
-    info = TargetInfo(
-        name, op, domain, QUANTISES.get(op, QUANTISE), INVERSE.get(op, ""), content_of(source)
-    )
+    info = TargetInfo(name, op, domain, quantise_of(op), INVERSE.get(op, ""), content_of(source))
     return Adapter(info, bind(function, op), REFUSALS)
 
 

@@ -14,7 +14,8 @@ import torch
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels import vllm_copies, vllm_latent, vllm_quant, vllm_slots
 from kvfuzz.kernels.adapter import Adapter, Call
-from kvfuzz.kernels.contracts import CONVENTIONAL, bind
+from kvfuzz.kernels.contract_table import CONVENTIONAL
+from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import dialect_of, scales_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.vllm_backends import (

@@ -14,7 +14,7 @@ import torch
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels import pages
 from kvfuzz.kernels.adapter import Adapter, content_of
-from kvfuzz.kernels.contracts import Scalars, Tensors
+from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.target import Quantise, TargetInfo

@@ -15,7 +15,8 @@ import msgspec
 
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter, Call, content_of
-from kvfuzz.kernels.contracts import Scalars, Tensors, bind
+from kvfuzz.kernels.contract import Scalars, Tensors
+from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES

@@ -9,7 +9,9 @@ import torch
 
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter
-from kvfuzz.kernels.contracts import CONVENTIONAL, Scalars, Tensors, bind
+from kvfuzz.kernels.contract import Scalars, Tensors
+from kvfuzz.kernels.contract_table import CONVENTIONAL
+from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.vllm_backends import (

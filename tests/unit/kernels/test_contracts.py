@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from kvfuzz.errors import UsageError
-from kvfuzz.kernels.contracts import CONTRACTS, bind, objections
+from kvfuzz.kernels.contract_table import CONTRACTS
+from kvfuzz.kernels.contracts import bind, objections
 from kvfuzz.model.lower import lower
 from kvfuzz.model.scene import OPS, QUANT_OP
 

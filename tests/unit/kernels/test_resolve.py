@@ -9,7 +9,7 @@ from kvfuzz.kernels import resolve as resolving
 from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.mutants.patches import BUILTIN
 from kvfuzz.kernels.resolve import resolve
-from kvfuzz.model.axes import Domain
+from kvfuzz.model.axes import AXIS, Domain
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
 from kvfuzz.model.vocabulary import NESTINGS, PAGES
 
@@ -244,3 +244,28 @@ def test_formats_that_triton_lacks_are_refused_with_those_it_has(tmp_path, monke
     monkeypatch.setattr("kvfuzz.kernels.files.formats_of", lambda arch: ("fp32", "bf16"))
     with pytest.raises(UsageError, match=r"KVFUZZ_DOMAIN: on gfx942 Triton has fp32\|bf16"):
         _file_domain(tmp_path, "cache_dtype=e5m2")
+
+
+QUANT = "kernels/builtin/per_token_head_quant.py"
+
+
+def test_a_file_that_computes_scales_does_as_ours_or_as_it_declares(edited):
+    plain = resolve(TargetSpec(edited(QUANT, "per_token_head_quant"))).info
+    assert plain.op == "per_token_head_quant"
+    assert (plain.quantise.rounding, plain.quantise.scale_floor) == ("half_away_fp32", 1e-6)
+    assert plain.domain.levels("granularity") == AXIS["granularity"].levels
+    said = 'KVFUZZ_QUANTISE = {"rounding": "half_even", "scale_floor": 0.5}\nLARGEST = {'
+    other = resolve(TargetSpec(edited(QUANT, "per_token_head_quant", ("LARGEST = {", said)))).info
+    assert (other.quantise.rounding, other.quantise.scale_floor) == ("half_even", 0.5)
+    assert other.quantise.largest == plain.quantise.largest
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [("{'floor': 1}", "floor"), ("3", "not a mapping"), ("{'rounding': 'up'}", "Invalid enum")],
+)
+def test_a_declaration_that_is_no_quantise_is_refused(edited, declared, says):
+    said = f"KVFUZZ_QUANTISE = {declared}\nLARGEST = {{"
+    target = edited(QUANT, "per_token_head_quant", ("LARGEST = {", said))
+    with pytest.raises(UsageError, match=rf"KVFUZZ_QUANTISE=.*expected a dict of quotient.*{says}"):
+        resolve(TargetSpec(target))

@@ -1,0 +1,222 @@
+"""The argument contract of each op: canonical names, the spellings of engines, derived values.
+
+The canonical names are those that a step binds (`kvfuzz.model`).
+"""
+
+from kvfuzz.kernels.contract import Contract, Derivation, Scalars, Tensors
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.scene import QUANT_OP
+from kvfuzz.model.vocabulary import Levels
+
+
+def _is_quantised(tensors: Tensors, scalars: Scalars) -> bool:
+    return DTYPES[str(scalars["cache_dtype"])].is_quantised
+
+
+def _kv_cache_dtype(tensors: Tensors, scalars: Scalars) -> str:
+    """vLLM's spelling; fn or fnuz is not part of it, the platform decides that."""
+    if not _is_quantised(tensors, scalars):
+        return "auto"
+    return "fp8_e5m2" if "e5m2" in str(scalars["cache_dtype"]) else "fp8_e4m3"
+
+
+def _size(tensor: str, axis: int) -> Derivation:
+    return lambda tensors, scalars: tensors[tensor].shape[axis]
+
+
+_SCALES = {"k_scales": "k_scale", "v_scales": "v_scale"}
+_CACHES = {"k_cache": "key_cache", "v_cache": "value_cache"}
+
+
+def _block_size(tensors: Tensors, scalars: Scalars) -> int:
+    """Tokens of a block: an x-packed K has five axes, `[..., block_size, x]`."""
+    key_cache = tensors["key_cache"]
+    return key_cache.shape[1 if key_cache.dim() == 4 else 3]
+
+
+_DERIVED: dict[str, Derivation] = {
+    "kv_cache_dtype": _kv_cache_dtype,
+    "block_size": _block_size,
+    "num_kv_heads": _size("key", 1),
+    "head_size": _size("key", 2),
+    "head_size_v": _size("value", 2),
+}
+_SIZES = {"page_size": "block_size", "num_heads": "num_kv_heads", "head_dim": "head_size"}
+
+_GATHERED = {
+    "block_tables": "block_table",
+    "cu_seqlens": "cu_seqlens_kv",
+    "cu_seqlen": "cu_seqlens_kv",
+    "cu_seq_lens": "cu_seqlens_kv",
+    "token_to_seq": "token_to_batch",
+}
+
+CONVENTIONAL: dict[str, Levels] = {
+    "order": ("nhd", "hnd", "shuffle"),
+    "value_size": ("same",),
+    "granularity": ("tensor",),
+    "values": ("bytes", "spread", "ties"),
+}
+"""What a function takes that says nothing of it: K and V of one size, with one scale each, and no
+quotient beyond the range of the cache."""
+
+
+def conventional(op: str) -> dict[str, Levels]:
+    """What a function that is an `op` takes, where it says nothing of it."""
+    if op == QUANT_OP:
+        return {axis: levels for axis, levels in CONVENTIONAL.items() if axis != "granularity"}
+    return CONVENTIONAL
+
+
+CONTRACTS: dict[str, Contract] = {
+    contract.op: contract
+    for contract in (
+        Contract(
+            op="reshape_and_cache",
+            required=("key", "value", "key_cache", "value_cache", "slot_mapping"),
+            optional=("k_scale", "v_scale", "kv_cache_layout", "cache_dtype"),
+            aliases={**_SCALES, **_CACHES, **_SIZES, "slots": "slot_mapping"},
+            derived={**_DERIVED, "quant": _is_quantised, "num_tokens": _size("slot_mapping", 0)},
+        ),
+        Contract(
+            op="gather_cache",
+            required=("key_cache", "value_cache", "key", "value", "block_table", "cu_seqlens_kv"),
+            optional=(
+                "seq_starts",
+                "token_to_batch",
+                "k_scale",
+                "v_scale",
+                "kv_cache_layout",
+                "cache_dtype",
+            ),
+            aliases={
+                **_SCALES,
+                **_CACHES,
+                **_SIZES,
+                "block_tables": "block_table",
+                "cu_seqlens": "cu_seqlens_kv",
+                "cu_seq_lens": "cu_seqlens_kv",
+                "token_to_seq": "token_to_batch",
+                "key_out": "key",
+                "value_out": "value",
+                "num_tokens": "total_tokens",
+            },
+            derived={
+                **_DERIVED,
+                "dequant": _is_quantised,
+                "total_tokens": _size("token_to_batch", 0),
+            },
+        ),
+        Contract(
+            op="per_token_head_quant",
+            required=(
+                "key",
+                "value",
+                "key_cache",
+                "value_cache",
+                # Spelt as what is written, so that no writer that reads scales is taken for one.
+                "k_scale_cache",
+                "v_scale_cache",
+                "slot_mapping",
+            ),
+            optional=("kv_cache_layout", "cache_dtype"),
+            aliases={**_CACHES, **_SIZES, "slots": "slot_mapping"},
+            derived={
+                **_DERIVED,
+                "k_scale_cache": lambda tensors, scalars: tensors["k_scale"],
+                "v_scale_cache": lambda tensors, scalars: tensors["v_scale"],
+                "num_tokens": _size("slot_mapping", 0),
+            },
+        ),
+        Contract(
+            op="slot_mapping",
+            required=("query_start_loc", "positions", "block_table", "slot_mapping", "block_size"),
+            optional=(
+                "idx_mapping",
+                "manager_block_size",
+                "num_tokens",
+                "cp_rank",
+                "cp_size",
+                "cp_interleave",
+            ),
+            aliases={
+                "pos": "positions",
+                "kernel_block_size": "block_size",
+                "block_tables": "block_table",
+                "slot_mappings": "slot_mapping",
+                "cp_kv_cache_interleave_size": "cp_interleave",
+                "interleave": "cp_interleave",
+            },
+            derived={
+                "num_reqs": _size("idx_mapping", 0),
+                "max_num_tokens": _size("slot_mapping", 0),
+            },
+        ),
+        Contract(
+            op="copy_blocks",
+            required=("key_cache", "value_cache", "block_mapping"),
+            optional=(),
+            aliases=_CACHES,
+        ),
+        Contract(
+            op="swap_blocks",
+            required=("key_cache", "value_cache", "key_target", "value_target", "block_mapping"),
+            optional=(),
+            aliases={**_CACHES, "k_target": "key_target", "v_target": "value_target"},
+        ),
+        Contract(
+            op="zero_blocks",
+            required=("key_cache", "value_cache", "block_ids"),
+            optional=(),
+            aliases=_CACHES,
+        ),
+        Contract(
+            op="copy_states",
+            required=("state_0", "block_mapping"),
+            optional=("state_1", "state_2"),
+            aliases={},
+        ),
+        Contract(
+            op="concat_and_cache_mla",
+            required=("kv_c", "k_pe", "kv_cache", "slot_mapping"),
+            optional=("scale", "kv_cache_dtype", "cache_dtype"),
+            aliases={"kv_c_normed": "kv_c", "slots": "slot_mapping"},
+        ),
+        Contract(
+            op="gather_mla",
+            required=("kv_cache", "out", "block_table", "cu_seqlens_kv"),
+            optional=("seq_starts", "token_to_batch", "scale", "kv_cache_dtype", "cache_dtype"),
+            aliases={**_GATHERED, "src_cache": "kv_cache", "dst": "out"},
+            derived={"num_tokens": _size("token_to_batch", 0)},
+        ),
+        Contract(
+            op="indexer_quant_and_cache",
+            required=("k", "kv_cache", "slot_mapping"),
+            optional=("quant_block_size", "scale_fmt", "block_tile_size", "cache_dtype"),
+            aliases={"k_cache": "kv_cache"},
+            derived={"head_size": _size("k", 1)},
+        ),
+        Contract(
+            op="quantize_and_insert_k_cache",
+            required=("k", "kv_cache", "slot_mapping", "block_size"),
+            optional=("scale_fmt", "cache_dtype"),
+            aliases={"k_cache": "kv_cache"},
+            derived={
+                "is_ue8m0": lambda tensors, scalars: scalars["scale_fmt"] == "ue8m0",
+                "use_fnuz": lambda tensors, scalars: scalars["cache_dtype"] == "e4m3fnuz",
+            },
+        ),
+        Contract(
+            op="gather_indexer",
+            required=("kv_cache", "k", "k_scale", "block_table", "cu_seqlens_kv"),
+            optional=("token_to_batch", "block_tile_size", "cache_dtype"),
+            aliases={
+                **_GATHERED,
+                "k_cache": "kv_cache",
+                "k_fp8": "k",
+                "k_fp8_scale": "k_scale",
+            },
+            derived={"num_tokens": _size("token_to_batch", 0)},
+        ),
+    )
+}
