@@ -10,7 +10,7 @@ from kvfuzz.model.verdict import WAITING
 from kvfuzz.strategies import drawn_case, space
 from kvfuzz.strategies.choices import Drawn
 
-CASES = 60
+CASES = 100
 ALWAYS = ("crash", "no_overflow", "oracle", "complete", "frame", "immutable", "bounds", "no_race")
 
 
@@ -23,6 +23,8 @@ def test_our_kernel_passes_drawn_cases_with_every_property_decided(judge, op):
         verdict = judged.verdict(drawn_case(Drawn(seed), within))
         assert not verdict.failed, (seed, verdict.failed)
         assert not verdict.refused, (seed, verdict.refused)
+        assert verdict.hazards == (), (seed, verdict.hazards)
+        judged.lane.rest()
         for result in verdict.results:
             asked.add(result.name)
             decided[result.name] += result.outcome == "passed"

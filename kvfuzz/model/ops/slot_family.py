@@ -1,5 +1,6 @@
 """Slot mappings as the engine asks about them: their axes, and how they become simpler."""
 
+import itertools
 from functools import partial
 
 import msgspec
@@ -17,6 +18,9 @@ from kvfuzz.model.search import (
     until_stable,
 )
 from kvfuzz.model.vocabulary import BLOCK_SIZES
+
+RANKS = (1, 2, 3, 4)
+"""Fewer ranks that are tried, the fewest first."""
 
 
 def _requests(scene: SlotScene) -> Steps[SlotScene]:
@@ -53,6 +57,42 @@ def _with_request(scene: SlotScene, index: int, request: Request) -> SlotScene:
     return msgspec.structs.replace(scene, requests=requests)
 
 
+def _fewer_ranks(scene: SlotScene) -> Steps[SlotScene]:
+    """Fewer ranks, each with more blocks of every request."""
+
+    def with_ranks(count: int) -> SlotScene:
+        changed = msgspec.structs.replace(
+            scene,
+            cp_size=count,
+            cp_rank=min(scene.cp_rank, count - 1),
+            interleave=scene.interleave if count > 1 else 1,
+        )
+        return _refitted(changed)
+
+    counts = [count for count in RANKS if count < scene.cp_size]
+    return first_of(scene, [with_ranks(count) for count in counts])
+
+
+def _refitted(scene: SlotScene) -> SlotScene:
+    """The scene with as many blocks for each request as its tokens need, new ones where it has too
+    few of them, and a cache and a table that hold them."""
+    fresh = itertools.count(max(max(each.block_ids, default=0) for each in scene.requests) + 1)
+    requests = []
+    for each in scene.requests:
+        needed = -(-(each.start + each.length) // scene.virtual_block) if each.row >= 0 else 0
+        more = itertools.islice(fresh, max(0, needed - len(each.block_ids)))
+        ids = (*each.block_ids[:needed], *more)
+        requests.append(msgspec.structs.replace(each, block_ids=ids))
+    most = max((block for each in requests for block in each.block_ids), default=0)
+    widest = max(len(each.block_ids) for each in requests) * scene.split
+    return msgspec.structs.replace(
+        scene,
+        requests=tuple(requests),
+        num_blocks=max(scene.num_blocks, most + 1),
+        table_width=max(scene.table_width, widest),
+    )
+
+
 def _lowest_ids(scene: SlotScene) -> Steps[SlotScene]:
     """The blocks in use under the lowest ids, in the order of their ids."""
     ids = sorted(block for each in scene.requests for block in each.block_ids)
@@ -87,7 +127,7 @@ def simpler(scene: SlotScene) -> Steps[SlotScene]:
         _each_request,
         _lowest_ids,
         _smaller_blocks,
-        plainer_value("cp_size", 1, 2, 3, 4),
+        _fewer_ranks,
         plainer_value("cp_rank", 0, 1),
         plainer_value("split", 1, 2),
         lower_number("interleave", 1),
