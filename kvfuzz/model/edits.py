@@ -10,10 +10,12 @@ from typing import Literal, cast
 
 import msgspec
 
+from kvfuzz.model import batch_edits
+from kvfuzz.model.batch_passes import Holder
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FP32_ONE
-from kvfuzz.model.plan import AttentionLayer, Layer, Sequence, StateLayer
+from kvfuzz.model.plan import AttentionLayer, Batch, Layer, Sequence, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
 
 Part = Literal["scene", "layer", "geometry", "batch"]
@@ -55,46 +57,19 @@ def with_layers(scene: Scene, layers: tuple[Layer, ...]) -> Scene:
 
 
 def with_sequences(scene: Scene, sequences: tuple[Sequence, ...]) -> Scene:
-    """Other sequences; each padding row keeps the tokens before it, as far as there are as many."""
-    tokens = sum(sequence.length for sequence in sequences)
-    padding = tuple(
-        min(row - index, tokens) + index for index, row in enumerate(scene.batch.padding)
-    )
-    return with_part(scene, "batch", sequences=sequences, padding=padding)
-
-
-def run_of(scene: Scene, index: int, start: int, length: int, *, drop: int = 0) -> Scene:
-    """Sequence `index` without its first `drop` blocks, with the run from `start` on and no block
-    behind the run's last. Token positions count from what was token 0 before."""
-    n = scene.attention.geometry.block_size
-    sequence = scene.batch.sequences[index]
-    shorter = msgspec.structs.replace(
-        sequence,
-        block_ids=sequence.block_ids[drop : -(-(start + length) // n)],
-        start=start - drop * n,
-        length=length,
-    )
-    sequences = scene.batch.sequences
-    return with_sequences(scene, (*sequences[:index], shorter, *sequences[index + 1 :]))
+    """Other sequences; padding rows follow (`kvfuzz.model.batch_edits`)."""
+    return _with_batch(scene, batch_edits.with_sequences(scene.batch, sequences))
 
 
 def with_block_size(scene: Scene, block_size: int) -> Scene:
-    """A smaller block size. Every run begins and ends in the blocks in which it did, at offsets
-    that are as high as before where the smaller block has them."""
-    n = scene.attention.geometry.block_size
-
-    def moved(token: int) -> int:
-        block, offset = divmod(token, n)
-        return block * block_size + min(offset, block_size - 1)
-
-    def shorter(sequence: Sequence) -> Sequence:
-        start, length = moved(sequence.start), 0
-        if sequence.length:
-            length = moved(sequence.start + sequence.length - 1) - start + 1
-        return msgspec.structs.replace(sequence, start=start, length=length)
-
+    """A smaller block size; runs follow (`kvfuzz.model.batch_edits`)."""
+    before = scene.attention.geometry.block_size
     resized = with_part(scene, "geometry", block_size=block_size)
-    return with_sequences(resized, tuple(map(shorter, scene.batch.sequences)))
+    return _with_batch(resized, batch_edits.with_block_size(scene.batch, before, block_size))
+
+
+def _with_batch(scene: Scene, batch: Batch) -> Scene:
+    return msgspec.structs.replace(scene, batch=batch)
 
 
 def with_layout(scene: Scene, layout: str) -> Scene:
@@ -126,11 +101,6 @@ def blocks_of(scene: Scene) -> tuple[int, ...]:
 
 def renumbered(scene: Scene, ids: Mapping[int, int], num_blocks: int) -> Scene:
     """Blocks under the new `ids`, in a cache of `num_blocks` blocks."""
-
-    sequences = tuple(
-        msgspec.structs.replace(each, block_ids=tuple(ids[block] for block in each.block_ids))
-        for each in scene.batch.sequences
-    )
     layers = tuple(
         msgspec.structs.replace(layer, blocks=tuple(sorted(ids[block] for block in layer.blocks)))
         if isinstance(layer, StateLayer) and layer.allocation == scene.attention.allocation
@@ -138,19 +108,16 @@ def renumbered(scene: Scene, ids: Mapping[int, int], num_blocks: int) -> Scene:
         for layer in scene.plan.layers
     )
     scene = with_part(with_layers(scene, layers), "geometry", num_blocks=num_blocks)
-    return with_sequences(scene, sequences)
+    return _with_batch(scene, batch_edits.renumbered(scene.batch, ids))
 
 
-def with_num_blocks(scene: Scene, num_blocks: int) -> Scene:
-    """Another number of blocks, all of which in use stay where they are."""
-    return with_part(scene, "geometry", num_blocks=num_blocks)
-
-
-def from_block(scene: Scene, first: int) -> Scene:
-    """Every block id, and the number of blocks, moved by as much as the lowest id is to `first`."""
-    by = first - min(blocks_of(scene))
-    num_blocks = scene.attention.geometry.num_blocks + by
-    return renumbered(scene, {block: block + by for block in blocks_of(scene)}, num_blocks)
+BATCHES: Holder[Scene] = Holder(
+    block_size=lambda scene: scene.attention.geometry.block_size,
+    num_blocks=lambda scene: scene.attention.geometry.num_blocks,
+    used=blocks_of,
+    renumbered=renumbered,
+)
+"""How a scene holds its batch."""
 
 
 def as_far(scene: Scene, case: Case, edited: Case) -> Scene:
@@ -167,4 +134,4 @@ def as_far(scene: Scene, case: Case, edited: Case) -> Scene:
         -(-first * before // now)
         for before, now in zip(per_block(case), per_block(edited), strict=True)
     )
-    return from_block(edited.scene, max(needed, min(blocks_of(edited.scene))))
+    return BATCHES.from_block(edited.scene, max(needed, min(blocks_of(edited.scene))))

@@ -107,7 +107,9 @@ class GroupFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gr
 
 Fill = IntegerFill | ByteFill | FloatFill | TieFill | ScaleFill | GroupFill
 
-FP32_ONE, FP32_MANTISSA = 0x3F800000, (1 << 23) - 1
+FP32_ONE, FP32_TWO, FP32_THREE = 0x3F800000, 0x40000000, 0x40400000
+"""Bit patterns; the reciprocal of 3.0 is not exact."""
+FP32_MANTISSA = (1 << 23) - 1
 SPREAD = 1 << 24
 """Bit patterns from a positive fp32 to four times as much."""
 

@@ -6,6 +6,7 @@ A further attribute of a scene is one more line of a table; `kvfuzz.model.simple
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from kvfuzz.model.batch_passes import FILL_SEEDS
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.edits import (
     Part,
@@ -15,7 +16,7 @@ from kvfuzz.model.edits import (
     with_layout,
     with_part,
 )
-from kvfuzz.model.fill import FP32_ONE
+from kvfuzz.model.fill import FP32_ONE, FP32_THREE, FP32_TWO
 from kvfuzz.model.scene import VALUES, Scene
 from kvfuzz.model.vocabulary import (
     BLOCK_SIZES,
@@ -26,12 +27,6 @@ from kvfuzz.model.vocabulary import (
     NESTINGS,
     ORDERS,
 )
-
-TWO, THREE = 0x40000000, 0x40400000
-"""Bit patterns of 2.0 and of 3.0, whose reciprocal is not exact."""
-
-FILL_SEEDS = 8
-"""How many fill seeds are as plain as any other."""
 
 
 class Plainer(NamedTuple):
@@ -96,8 +91,8 @@ SIMPLER: tuple[Plainer, ...] = (
         lambda scene: DTYPE_PAIRS,
         with_dtypes,
     ),
-    attribute("scene", "k_scale", FP32_ONE, TWO, THREE),
-    attribute("scene", "v_scale", FP32_ONE, TWO, THREE),
+    attribute("scene", "k_scale", FP32_ONE, FP32_TWO, FP32_THREE),
+    attribute("scene", "v_scale", FP32_ONE, FP32_TWO, FP32_THREE),
     attribute("scene", "values", *VALUES),
     attribute("scene", "row_gap", 0),
     attribute("scene", "spare_rows", 0, 1),

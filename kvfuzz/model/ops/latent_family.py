@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from kvfuzz.model import batch_edits
+from kvfuzz.model.batch_passes import FILL_SEEDS, Holder
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.fill import FP32_ONE
-from kvfuzz.model.ops import batch_passes
-from kvfuzz.model.ops.batch_passes import blocks_of, from_block, with_block_size
+from kvfuzz.model.fill import FP32_ONE, FP32_THREE, FP32_TWO
 from kvfuzz.model.ops.family import OpFamily
 from kvfuzz.model.ops.latent import V4_UNIT, LatentScene, check
 from kvfuzz.model.ops.latent_axes import (
@@ -25,8 +25,14 @@ from kvfuzz.model.vocabulary import BLOCK_SIZES
 
 Search = Steps[LatentScene]
 
-TWO, THREE = 0x40000000, 0x40400000
-"""Bit patterns of 2.0 and of 3.0, whose reciprocal is not exact."""
+BATCHES: Holder[LatentScene] = Holder(
+    block_size=lambda scene: scene.block_size,
+    num_blocks=lambda scene: scene.num_blocks,
+    used=lambda scene: tuple(block for each in scene.batch.sequences for block in each.block_ids),
+    renumbered=lambda scene, ids, num_blocks: msgspec.structs.replace(
+        scene, batch=batch_edits.renumbered(scene.batch, ids), num_blocks=num_blocks
+    ),
+)
 
 
 def _edited(scene: LatentScene, candidates: Iterator[LatentScene]) -> Search:
@@ -34,12 +40,12 @@ def _edited(scene: LatentScene, candidates: Iterator[LatentScene]) -> Search:
     moved to where they are as far as before."""
 
     def near_and_far() -> Iterator[LatentScene]:
-        first = min(blocks_of(scene)) * scene.block_stride
+        first = min(BATCHES.used(scene)) * scene.block_stride
         for edited in candidates:
             yield edited
             stride = edited.block_stride
             if first >= REACH and stride != scene.block_stride and stride > 0:
-                yield from_block(edited, -(-first // stride))
+                yield BATCHES.from_block(edited, -(-first // stride))
 
     return (yield from first_of(scene, near_and_far()))
 
@@ -47,7 +53,7 @@ def _edited(scene: LatentScene, candidates: Iterator[LatentScene]) -> Search:
 def _sizes(scene: LatentScene) -> Search:
     """Smaller blocks, then smaller rows, of the sizes that are drawn."""
     smaller = (size for size in BLOCK_SIZES if size < scene.block_size)
-    resized = (_repadded(with_block_size(scene, size)) for size in smaller)
+    resized = (_repadded(_with_block_size(scene, size)) for size in smaller)
     scene = yield from _edited(scene, resized)
     latents, ropes = SIZES_OF[scene.form]
     rows = [(int(latent), int(rope)) for latent in latents for rope in ropes]
@@ -58,6 +64,11 @@ def _sizes(scene: LatentScene) -> Search:
         if latent + rope < sum(now)
     )
     return (yield from _edited(scene, candidates))
+
+
+def _with_block_size(scene: LatentScene, block_size: int) -> LatentScene:
+    batch = batch_edits.with_block_size(scene.batch, scene.block_size, block_size)
+    return msgspec.structs.replace(scene, block_size=block_size, batch=batch)
 
 
 def _repadded(scene: LatentScene) -> LatentScene:
@@ -109,21 +120,21 @@ def simpler(scene: LatentScene) -> Search:
     """Candidates simpler than `scene`, pass after pass."""
     passes = (
         _layers,
-        batch_passes.sequences,
+        BATCHES.sequences,
         _sizes,
-        batch_passes.runs,
-        batch_passes.padding,
-        batch_passes.other_bytes,
-        batch_passes.blocks,
-        batch_passes.table_width,
+        BATCHES.runs,
+        BATCHES.padding,
+        BATCHES.other_bytes,
+        BATCHES.blocks,
+        BATCHES.table_width,
         _plainer_form,
         _dtypes,
         lower_number("page_padding"),
         lower_number("row_gap"),
         plainer_value("ue8m0", False, True),
         plainer_value("values", *VALUES),
-        plainer_value("scale", FP32_ONE, TWO, THREE),
-        plainer_value("fill_seed", *range(batch_passes.FILL_SEEDS)),
+        plainer_value("scale", FP32_ONE, FP32_TWO, FP32_THREE),
+        plainer_value("fill_seed", *range(FILL_SEEDS)),
     )
     return until_stable(scene, passes)
 

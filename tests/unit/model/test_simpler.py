@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from kvfuzz.model.axes import facts
+from kvfuzz.model.batch_edits import run_of
 from kvfuzz.model.edits import (
+    BATCHES,
     as_far,
     blocks_of,
-    from_block,
     renumbered,
-    run_of,
     with_block_size,
     with_dtypes,
     with_layout,
@@ -22,6 +22,12 @@ from kvfuzz.model.plain import SIMPLER, SIZES
 from kvfuzz.model.plan import AttentionLayer, Batch, Sequence
 from kvfuzz.model.scene import Scene
 from kvfuzz.model.search import fewest, first_of, smallest
+
+
+def _run_of(scene, start, length, drop=0):
+    block_size = scene.attention.geometry.block_size
+    batch = run_of(scene.batch, 0, block_size, start, length, drop=drop)
+    return msgspec.structs.replace(scene, batch=batch)
 
 
 def _driven(search, will_do):
@@ -79,9 +85,9 @@ def test_a_smaller_block_keeps_the_blocks_of_a_run(gather_scene):
 
 
 def test_a_run_loses_blocks_before_and_behind(gather_scene):
-    scene = run_of(gather_scene, 0, 17, 1, drop=1)
+    scene = _run_of(gather_scene, 17, 1, drop=1)
     assert scene.batch.sequences[0] == Sequence((1,), 1, 1)
-    assert run_of(gather_scene, 0, 13, 2).batch.sequences[0] == Sequence((3,), 13, 2)
+    assert _run_of(gather_scene, 13, 2).batch.sequences[0] == Sequence((3,), 13, 2)
     lower(scene)
 
 
@@ -101,14 +107,14 @@ def test_states_move_with_the_blocks_of_their_allocation(gather_scene, scene_wit
     assert blocks_of(hybrid) == (3, 1, 4, 0, 2)
     moved = renumbered(hybrid, {3: 0, 1: 1, 4: 2, 0: 4, 2: 3}, 5)
     assert blocks_of(moved) == (0, 1, 2, 3, 4)
-    higher = from_block(hybrid, 10)
+    higher = BATCHES.from_block(hybrid, 10)
     assert (blocks_of(higher), higher.attention.geometry.num_blocks) == ((13, 11, 14, 10, 12), 15)
 
 
 def test_an_edited_case_is_moved_as_far_as_it_was(gather_scene, scene_with):
     first = 1 << 20
     wide = Geometry(num_blocks=first + 5, block_size=16, num_kv_heads=2, head_size=32)
-    far = from_block(scene_with(gather_scene, geometry=wide), first)
+    far = BATCHES.from_block(scene_with(gather_scene, geometry=wide), first)
     case, edited = lower(far), lower(with_part(far, "geometry", num_kv_heads=1))
     again = lower(as_far(far, case, edited))
     assert min(blocks_of(again.scene)) == 2 * first
