@@ -85,7 +85,8 @@ def index_gather(tree: SourceTree, arch: str) -> Adapter:
         )
 
     forms = () if takes_layout else _forms(inspect.getsource(function))
-    return _adapter("gather_indexer", GATHER_INDEX, call, _allowed(tree, arch), forms, module)
+    allowed = _allowed(tree, arch) | {"rows": ("dense",)}
+    return _adapter("gather_indexer", GATHER_INDEX, call, allowed, forms, module)
 
 
 def v4_writer(tree: SourceTree, arch: str) -> Adapter:

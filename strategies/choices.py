@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 RARELY = 6
 """What happens at times happens once in so many draws."""
+MAX_FILL_SEED = (1 << 32) - 1
 
 
 class Choices(Protocol):
@@ -118,3 +119,8 @@ def rarely(choices: Choices, usual: int, rare: int) -> int:
     if rare > usual and chance(choices, RARELY):
         return number(choices, 0, rare)
     return number(choices, 0, usual)
+
+
+def fill_seed(choices: Choices) -> int:
+    """The seed of a case's bytes."""
+    return choices.integer(0, MAX_FILL_SEED)

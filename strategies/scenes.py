@@ -7,12 +7,11 @@ from kvfuzz.model.placement import place
 from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
 from kvfuzz.strategies.batches import Occupancy, occupancy, row_gap
-from kvfuzz.strategies.choices import Choices, number
+from kvfuzz.strategies.choices import Choices, fill_seed, number
 from kvfuzz.strategies.layers import drawn_layer, layer_of_several
 from kvfuzz.strategies.rows import Space
 from kvfuzz.strategies.scales import scale_pair
 
-MAX_FILL_SEED = (1 << 32) - 1
 MOST_SPARE = 5
 """Rows and entries behind a batch, at most."""
 
@@ -47,7 +46,7 @@ def drawn_scene(choices: Choices, within: Space) -> Scene:
         row_gap=row_gap(choices, page.num_kv_heads, page.head_size) if gapped else 0,
         spare_rows=number(choices, 1, MOST_SPARE) if row["row_count"] == "more" else 0,
         spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
-        fill_seed=choices.integer(0, MAX_FILL_SEED),
+        fill_seed=fill_seed(choices),
     )
 
 

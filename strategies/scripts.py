@@ -14,14 +14,13 @@ from kvfuzz.model.script import Action, Script, ScriptCase
 from kvfuzz.model.script_axes import copies_level
 from kvfuzz.model.script_lowering import lower_script
 from kvfuzz.model.vocabulary import DIALECTS
-from kvfuzz.strategies.choices import Choices, chance, number, pick
+from kvfuzz.strategies.choices import Choices, chance, fill_seed, number, pick
 from kvfuzz.strategies.plans import drawn_plan
 from kvfuzz.strategies.rows import Row, Space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-MAX_FILL_SEED = (1 << 32) - 1
 FEW, MOST = 2, 14
 """Actions that are drawn, before those that the row still lacks."""
 SEQUENCES = ("a", "b", "c", "d", "e")
@@ -48,7 +47,7 @@ def drawn_script_case(choices: Choices, within: Space) -> ScriptCase:
         row["written_in"],
         *scales,
         host_blocks=blocks,
-        fill_seed=choices.integer(0, MAX_FILL_SEED),
+        fill_seed=fill_seed(choices),
     )
     return lower_script(script)
 

@@ -4,7 +4,8 @@ The file stands alone: copy it, change the kernel, and run `kvfuzz run k.py:copy
 Shapes (any strides):
 
     key_cache, value_cache   `[num_blocks, block_size, num_kv_heads, D]` and `[..., Dv]`
-    block_mapping            `[n, 2]` int64, pairs (from, to); no block is in two of them
+    block_mapping            `[n, 2]` int64, pairs (from, to); no block is written twice, none both
+                             read and written
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"

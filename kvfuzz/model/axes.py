@@ -6,7 +6,6 @@ what did not reach the target.
 """
 
 import difflib
-import math
 from collections.abc import Mapping
 
 import msgspec
@@ -16,7 +15,7 @@ from kvfuzz.model import layout_facts, tokens
 from kvfuzz.model.any_case import AnyCase, op_of
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Case
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.dtypes import DTYPES, highest_inside
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, GroupFill, TieFill
 from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
 from kvfuzz.model.ops.table import BY_OP, FAMILIES
@@ -65,16 +64,11 @@ def _values(case: Case) -> str:
     if isinstance(fill, GroupFill):
         return "ties" if fill.ties else "spread"
     if isinstance(fill, FloatFill):
-        return "beyond" if fill.high > _highest_inside(case) else "spread"
+        scale = DTYPES["fp32"].decode(least_scale(case, step, "k_scale"))
+        cache = DTYPES[layout_facts.key_cache(case).dtype]
+        inside = highest_inside(DTYPES[fill.dtype], cache, scale)
+        return "beyond" if fill.high > inside else "spread"
     return "ties" if isinstance(fill, TieFill) else "bytes"
-
-
-def _highest_inside(case: Case) -> int:
-    """The largest biased exponent of key that its scale keeps inside the range of the cache."""
-    step, cache = case.steps[0], DTYPES[layout_facts.key_cache(case).dtype]
-    least = DTYPES["fp32"].decode(least_scale(case, step, "k_scale"))
-    top = math.frexp(cache.max_finite * least)[1] - 2
-    return max(0, top + DTYPES[case.bound_field(step, "key").dtype].bias)
 
 
 def _rows(case: Case) -> str:

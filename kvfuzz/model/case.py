@@ -5,6 +5,7 @@ target is handed, steps are the calls in order. Oracles read nothing else. The s
 that a case was lowered from rides along: shrinking, round trips and reports start from it.
 """
 
+import itertools
 import math
 from typing import Literal
 
@@ -28,10 +29,6 @@ from kvfuzz.model.scene import Scene
 
 MOST_BYTES = 1 << 37
 """Largest buffer of a case: what is larger is a slip in a seed, not a test."""
-
-MOST_LARGEST = 1 << 16
-"""The largest number that a group's absmax can be mapped to: e5m2's is 57344."""
-
 
 MOST_LARGEST = 1 << 16
 """The largest number that a group's absmax can be mapped to: e5m2's is 57344."""
@@ -117,8 +114,15 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The written-out elements of the metadata tensor bound to `parameter`, without what lies
         before or behind it in its buffer."""
         view, values = self.tensor(step.tensors[parameter]), self.written_out(step, parameter)
-        start = view.offset // itemsize(view.dtype)
-        return values[start : start + math.prod(view.shape)]
+        element = itemsize(view.dtype)
+        *outer, (size, step_size) = zip(
+            view.shape, (stride // element for stride in view.strides), strict=True
+        )
+        starts = [view.offset // element]
+        for count, apart in outer:
+            starts = [start + index * apart for start in starts for index in range(count)]
+        rows = (values[start : start + size * step_size : step_size] for start in starts)
+        return tuple(itertools.chain.from_iterable(rows))
 
     def written_out(self, step: Step, parameter: str) -> tuple[int, ...]:
         """All elements of the buffer behind the metadata tensor bound to `parameter`."""
@@ -179,12 +183,6 @@ def _check_fill(fill: Fill, nbytes: int, where: str) -> None:
     if isinstance(fill, FloatFill):
         top = (1 << DTYPES[fill.dtype].exponent_bits) - 1
         _require(0 <= fill.low <= fill.high < top, f"{where}: {fill.low}..{fill.high}")
-    if isinstance(fill, GroupFill):
-        _require(fill.group >= 1, f"{where}: group={fill.group}, expected 1 or more")
-        _require(
-            1 <= fill.largest <= MOST_LARGEST,
-            f"{where}: largest={fill.largest}, expected 1 to {MOST_LARGEST}",
-        )
     if isinstance(fill, TieFill):
         known = fill.cache_dtype in DTYPES and DTYPES[fill.cache_dtype].is_quantised
         _require(known, f"{where}: cache_dtype={fill.cache_dtype!r}, expected an fp8 format")

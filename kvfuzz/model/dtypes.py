@@ -147,3 +147,10 @@ INTEGER_SIZES: dict[str, int] = {"u8": 1, "i32": 4, "i64": 8}
 def itemsize(dtype: str) -> int:
     """Bytes of one element of the format called `dtype`."""
     return INTEGER_SIZES[dtype] if dtype in INTEGER_SIZES else DTYPES[dtype].itemsize
+
+
+def highest_inside(model: CacheDtype, cache: CacheDtype, scale: float) -> int:
+    """The largest biased exponent of `model` at which every quotient by `scale` is inside the range
+    of `cache`."""
+    top = math.frexp(cache.max_finite * scale)[1] - 1  # 2**top <= max_finite * scale
+    return max(0, min(top - 1 + model.bias, (1 << model.exponent_bits) - 2))

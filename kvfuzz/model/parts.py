@@ -8,7 +8,7 @@ import math
 import msgspec
 
 from kvfuzz.model.case import Buffer, Step, TensorView
-from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.dtypes import DTYPES, highest_inside, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, FloatFill, GroupFill, IntegerFill, TieFill, word
 from kvfuzz.model.layout import Field, Geometry, Term
 from kvfuzz.model.named_blocks import PAIRS
@@ -67,10 +67,9 @@ def activation_fill(setting: Setting, scale_bits: int, values: str) -> Fill:
     if values == "ties":
         return TieFill(seed, model.name, cache.name, scale_bits)
     scale = DTYPES["fp32"].decode(scale_bits)
-    top = math.frexp(cache.max_finite * scale)[1] - 1  # 2**top <= max_finite * scale
     smallest = math.frexp(scale)[1] - cache.bias - cache.mantissa_bits  # the least subnormal's
     more = BEYOND if values == "beyond" else 0
-    high = max(0, min(top - 1 + more + model.bias, (1 << model.exponent_bits) - 2))
+    high = min(highest_inside(model, cache, scale) + more, (1 << model.exponent_bits) - 2)
     return FloatFill(seed, model.name, max(0, min(high, smallest - 3 + model.bias)), high)
 
 

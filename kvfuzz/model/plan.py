@@ -105,6 +105,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+MOST_ROWS, MOST_ENTRIES = 1 << 20, 1 << 24
+"""Rows of a batch, and entries of its block table, at most: more is a slip in a seed."""
+
+
 class Sequence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request: its blocks in order, and the run of tokens that the op touches.
 
@@ -220,4 +224,12 @@ def check_batch(batch: Batch, g: Geometry, state_blocks: tuple[int, ...] = ()) -
         and all(0 <= row < batch.num_rows for row in batch.padding),
         f"padding rows {batch.padding} outside a batch of {batch.num_rows} rows",
     )
-    require(batch.num_tokens >= 1, "a batch without tokens")
+    require(
+        1 <= batch.num_rows <= MOST_ROWS and batch.num_tokens >= 1,
+        f"{batch.num_tokens} tokens in {batch.num_rows} rows, expected 1 to {MOST_ROWS}",
+    )
+    entries = batch.table_width * len(batch.sequences)
+    require(
+        batch.table_width >= 0 and entries <= MOST_ENTRIES,
+        f"table_width={batch.table_width}, expected tables of at most {MOST_ENTRIES} entries",
+    )

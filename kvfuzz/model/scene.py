@@ -12,6 +12,7 @@ from kvfuzz.model.dtypes import DTYPES, FLOATS
 from kvfuzz.model.fill import LARGE, SPREAD
 from kvfuzz.model.placement import place, scale_extents
 from kvfuzz.model.plan import (
+    MOST_ROWS,
     AttentionLayer,
     Batch,
     Plan,
@@ -73,7 +74,7 @@ def check(scene: Scene) -> None:
     require(scene.values in VALUES, f"values={scene.values!r}, expected one of {VALUES}")
     for name in ("row_gap", "spare_rows", "spare_entries"):
         value = getattr(scene, name)
-        require(value >= 0, f"{name}={value}, expected 0 or more")
+        require(0 <= value <= MOST_ROWS, f"{name}={value}, expected 0 to {MOST_ROWS}")
     names = [layer.name for layer in scene.plan.layers]
     require(len(set(names)) == len(names), f"two layers share a name among {names}")
     layer = scene.attention

@@ -12,8 +12,8 @@ from torch import Tensor
 from kvfuzz.model.case import Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles.codec import FP32_MANTISSA_BITS, decode, encode
-from kvfuzz.oracles.groups import group_scales, next_powers_of_two
+from kvfuzz.oracles.codec import FP32_MANTISSA_BITS, decode
+from kvfuzz.oracles.groups import group_codes, group_scales, next_powers_of_two
 from kvfuzz.oracles.memory import Memory
 from kvfuzz.oracles.writes import Stored, dequantised, quantised
 
@@ -120,12 +120,7 @@ def _quantised_groups(
     scales = group_scales(values.abs().amax(-1), cached.dtype, quantise)
     if step.scalars.get("scale_fmt") == "ue8m0":
         scales = next_powers_of_two(scales)
-    each = scales[..., None]
-    if quantise.quotient == "x/s":
-        quotients = values / each
-    else:
-        quotients = values * (torch.ones_like(each) / each)
-    found = encode(quotients.reshape(codes.shape), DTYPES[cached.dtype])
+    found = group_codes(values, scales[..., None], cached.dtype, quantise).reshape(codes.shape)
     field, at = memory.at(step, names[1], block=rows.block, token=rows.token, dim=dim)
     return Stored(field, at, found, True), scales
 

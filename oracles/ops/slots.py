@@ -1,7 +1,7 @@
 """The reference of `slot_mapping`: what `kvfuzz.model.ops.slots` says, token by token.
 
-Nothing here knows of virtual blocks: a position's number among the tokens of its rank is counted
-from the rounds that lie wholly before it, and where the rank's own run begins.
+A position's number among the tokens of its rank is that of whole rounds before it, in each of which
+the rank has a run, and of what lies between the begin of the rank's run in its own round and it.
 """
 
 import torch
@@ -42,9 +42,11 @@ def _slots(memory: Memory, step: Step, row: int, positions: Tensor) -> Tensor:
     size, ranks, rank, run = (
         int(step.scalars[name]) for name in ("block_size", "cp_size", "cp_rank", "cp_interleave")
     )
-    turn = positions // run
-    is_mine = turn % ranks == rank
-    before = turn[is_mine] // ranks * run + positions[is_mine] % run
+    # In each round every rank has a run; this rank's begins behind those of the lower ranks.
+    rounds = positions // (run * ranks)
+    into_own = positions - (rounds * ranks + rank) * run
+    is_mine = (into_own >= 0) & (into_own < run)
+    before = (rounds * run + into_own)[is_mine]
     slots = torch.full_like(positions, PAD_SLOT_ID)
     if before.numel():
         block = memory.integers(

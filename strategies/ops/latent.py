@@ -11,11 +11,10 @@ from kvfuzz.model.plan import Batch
 from kvfuzz.model.scene import VALUES
 from kvfuzz.strategies.batches import occupancy
 from kvfuzz.strategies.boundary import Boundary
-from kvfuzz.strategies.choices import Choices, number, pick
+from kvfuzz.strategies.choices import Choices, fill_seed, number, pick
 from kvfuzz.strategies.rows import Row
 from kvfuzz.strategies.scales import scale_pair
 
-MAX_FILL_SEED = (1 << 32) - 1
 MOST_LAYERS = 3
 
 _SHARED: tuple[Boundary, ...] = (
@@ -34,9 +33,11 @@ _WRITES: tuple[Boundary, ...] = (
 _GATHERS: tuple[Boundary, ...] = (
     Boundary({"sequences": "3", "table": "wide"}, "stale entries behind each sequence's blocks"),
     Boundary({"sequences": "2", "last_offset": "first"}, "one token past a block"),
+    Boundary({"rows": "gapped", "sequences": "2"}, "results, and a block table, in wider ones"),
 )
 _OWN: dict[str, tuple[Boundary, ...]] = {
     "concat_and_cache_mla": (
+        Boundary({"values": "beyond"}, "quotients that a conversion alone makes NaN"),
         Boundary({"page_form": "fp8_ds_mla"}, "four scales a token"),
         Boundary({"page_form": "mla", "scale": "general"}, "x / s against x * (1/s)"),
     ),
@@ -97,7 +98,7 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> LatentScene:
         num_blocks=occupied.num_blocks,
         batch=occupied.batch,
         row_gap=_row_gap(choices, alone) if gapped else 0,
-        fill_seed=choices.integer(0, MAX_FILL_SEED),
+        fill_seed=fill_seed(choices),
     )
 
 

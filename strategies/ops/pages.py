@@ -6,15 +6,15 @@ from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.ops.page_scene import LEAST_BLOCKS, PageScene
 from kvfuzz.model.placement import place
 from kvfuzz.strategies.boundary import Boundary
-from kvfuzz.strategies.choices import Choices, chance, distinct, number, pick, rarely
+from kvfuzz.strategies.choices import Choices, chance, distinct, fill_seed, number, pick, rarely
 from kvfuzz.strategies.ids import Blocks, assigned
 from kvfuzz.strategies.layers import drawn_layer, first_block, layer_of_several
 from kvfuzz.strategies.rows import Row
 
-MAX_FILL_SEED = (1 << 32) - 1
 CACHE_BYTES = 1 << 20
 """Bytes of a cache that is made larger than its step needs, about."""
-MOST_ENTRIES, MOST_SPARE = 6, 1 << 12
+FEW_ENTRIES, MOST_ENTRIES, MOST_SPARE = 6, 300, 1 << 12
+"""Entries mostly, at times, and blocks that nobody names, at most."""
 WORD = 8
 OFTEN_TWICE = 4
 """One in so many pairs copies from a block that another pair has copied already."""
@@ -80,12 +80,13 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> PageScene:
         host=row["host"],
         host_blocks=host_blocks,
         spare=number(choices, 1, 4) if row["metadata"] == "wider" else 0,
-        fill_seed=choices.integer(0, MAX_FILL_SEED),
+        fill_seed=fill_seed(choices),
     )
 
 
 def _several(choices: Choices, room: int) -> int:
-    return number(choices, 3, max(3, min(MOST_ENTRIES, room // 3)))
+    most = max(3, room // 3)
+    return 3 + rarely(choices, min(FEW_ENTRIES, most) - 3, min(MOST_ENTRIES, most) - 3)
 
 
 def dealt_pairs(

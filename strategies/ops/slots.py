@@ -3,16 +3,25 @@
 from kvfuzz.model.ops.slot_axes import LONG
 from kvfuzz.model.ops.slots import NO_ROW, Request, SlotScene
 from kvfuzz.strategies.boundary import Boundary
-from kvfuzz.strategies.choices import Choices, chance, distinct, number, pick
+from kvfuzz.strategies.choices import (
+    RARELY,
+    Choices,
+    chance,
+    distinct,
+    fill_seed,
+    number,
+    pick,
+    rarely,
+)
 
 MOST_REQUESTS = 5
 SHORT = 40
 """Tokens of a chunk, mostly at most."""
+MANY = 4 * LONG
+"""Tokens beyond LONG of a long request, or slots of a long tail, at most."""
 DEEP = 6
 """Virtual blocks before a deep request's tokens, at most."""
 PAST = 1 << 16
-MAX_FILL_SEED = (1 << 32) - 1
-OFTEN_SHORT = 4
 
 BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"ranks": "4", "interleave": "beyond"}, "owners by the manager's block, 51031"),
@@ -20,6 +29,7 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"ranks": "3", "interleave": "part"}, "rounds that no power of two divides"),
     Boundary({"dummies": "some"}, "a request that owns no blocks writes nowhere, 39444"),
     Boundary({"tail": "some", "metadata": "wider"}, "a captured graph with a smaller batch"),
+    Boundary({"tail": "1024+"}, "a captured graph of a far larger batch"),
     Boundary({"lengths": "1024+"}, "more tokens than a program has lanes"),
     Boundary({"lengths": "1", "requests": "3+"}, "a decode"),
     Boundary({"ids": "past_65535"}, "ids that 16 bits do not hold"),
@@ -34,7 +44,11 @@ def drawn_scene(choices: Choices, row: dict[str, str]) -> SlotScene:
     interleave = _interleave(choices, row["interleave"], block_size, split)
     kinds = _kinds(choices, row)
     virtual = block_size * split * cp_size
-    runs = [_run(choices, row, kind, virtual, first=i == 0) for i, kind in enumerate(kinds)]
+    longest = next(place for place, kind in enumerate(kinds) if kind != "empty")
+    runs = [
+        _run(choices, row, kind, virtual, is_longest=place == longest)
+        for place, kind in enumerate(kinds)
+    ]
     held = [
         0 if kind == "dummy" else -(-(start + length) // virtual)
         for kind, (start, length) in zip(kinds, runs, strict=True)
@@ -54,13 +68,13 @@ def drawn_scene(choices: Choices, row: dict[str, str]) -> SlotScene:
         num_blocks=max(ids) + 1 + number(choices, 0, 2),
         num_rows=num_rows,
         table_width=width,
-        max_num_tokens=tokens + (number(choices, 1, SHORT) if row["tail"] == "some" else 0),
+        max_num_tokens=tokens + _tail(choices, row["tail"]),
         split=split,
         cp_size=cp_size,
         cp_rank=number(choices, 0, cp_size - 1),
         interleave=interleave,
         spare=number(choices, 1, 4) if row["metadata"] == "wider" else 0,
-        fill_seed=choices.integer(0, MAX_FILL_SEED),
+        fill_seed=fill_seed(choices),
     )
 
 
@@ -85,7 +99,7 @@ def _kinds(choices: Choices, row: dict[str, str]) -> list[str]:
 
 
 def _run(
-    choices: Choices, row: dict[str, str], kind: str, virtual: int, *, first: bool
+    choices: Choices, row: dict[str, str], kind: str, virtual: int, *, is_longest: bool
 ) -> tuple[int, int]:
     """Where a request's tokens start, and how many there are."""
     if kind == "empty":
@@ -94,9 +108,21 @@ def _run(
     start = number(choices, 0, virtual - 1) if chance(choices, 2) else 0
     if deep:
         start += virtual * number(choices, 1, DEEP)
-    most = {"1": 1, "2+": SHORT, "1024+": LONG + SHORT}[row["lengths"]]
-    least = {"1": 1, "2+": 2, "1024+": LONG + 1}[row["lengths"]]
-    return start, number(choices, least, max(least, most))
+    if row["lengths"] == "1024+" and (is_longest or chance(choices, RARELY)):
+        return start, _many(choices)
+    return start, {"1": 1}.get(row["lengths"]) or number(choices, 2, SHORT)
+
+
+def _many(choices: Choices) -> int:
+    """Some more than a program of vLLM's has lanes, at times several times as many."""
+    return LONG + 1 + rarely(choices, SHORT, MANY)
+
+
+def _tail(choices: Choices, level: str) -> int:
+    """Slots behind the last token."""
+    if level == "1024+":
+        return _many(choices)
+    return number(choices, 1, SHORT) if level == "some" else 0
 
 
 def _rows(choices: Choices, level: str, kinds: list[str]) -> tuple[list[int], int]:

@@ -5,15 +5,14 @@ from kvfuzz.model.layout import Geometry
 from kvfuzz.model.ops.state_axes import LONG, STATE_DTYPES
 from kvfuzz.model.ops.states import State, StateScene
 from kvfuzz.strategies.boundary import Boundary
-from kvfuzz.strategies.choices import RARELY, Choices, chance, number, pick, rarely
+from kvfuzz.strategies.choices import RARELY, Choices, chance, fill_seed, number, pick, rarely
 from kvfuzz.strategies.ids import Blocks, assigned
 from kvfuzz.strategies.layers import first_block
-from kvfuzz.strategies.ops.pages import MOST_ENTRIES, dealt_pairs
+from kvfuzz.strategies.ops.pages import CACHE_BYTES, FEW_ENTRIES, MOST_ENTRIES, dealt_pairs
 from kvfuzz.strategies.rows import Row
 
-MAX_FILL_SEED = (1 << 32) - 1
-FEW, MOST = 12, 3 * LONG
-"""8-byte words of most short states, and bytes of a long one, at most."""
+FEW, MOST, HUGE = 12, 3 * LONG, 100 * LONG
+"""8-byte words of most short states; bytes of most long ones, and of any, at most."""
 WORD = 8
 PADDINGS = (16, 64, 4, 1040)
 
@@ -37,7 +36,7 @@ def drawn_scene(choices: Choices, row: Row) -> StateScene:
     if row["page"] == "padded":
         padding += pick(choices, PADDINGS)
     stride = whole + padding
-    pairs = int(row["pairs"]) if row["pairs"] != "3+" else number(choices, 3, MOST_ENTRIES)
+    pairs = int(row["pairs"]) if row["pairs"] != "3+" else _several(choices, stride)
     blocks = Blocks(row["block_ids"], ((0, 2 * pairs),), 0, rarely(choices, 2, 64))
     ids = assigned(choices, blocks)
     element = itemsize(states[0].dtype)
@@ -49,7 +48,7 @@ def drawn_scene(choices: Choices, row: Row) -> StateScene:
         pairs=dealt_pairs(choices, named, [True] * pairs),
         padding=padding,
         spare=number(choices, 1, 4) if row["metadata"] == "wider" else 0,
-        fill_seed=choices.integer(0, MAX_FILL_SEED),
+        fill_seed=fill_seed(choices),
     )
 
 
@@ -67,8 +66,8 @@ def _states(choices: Choices, row: Row) -> tuple[State, ...]:
     states = []
     for index, dtype in enumerate(dtypes):
         is_long = row["state_length"] == "long" and index == long
-        low, high = (LONG // WORD, MOST // WORD) if is_long else (1, LONG // WORD - 1)
-        nbytes = WORD * (number(choices, low, high) if is_long else _few(choices, low, high))
+        words = _long(choices) if is_long else _few(choices, 1, LONG // WORD - 1)
+        nbytes = WORD * words
         if row["state_bytes"] == "uneven" and index == uneven:
             nbytes += unit * number(choices, 1, WORD // unit - 1)
         elif is_long:
@@ -78,6 +77,17 @@ def _states(choices: Choices, row: Row) -> tuple[State, ...]:
         )
         states.append(State(dtype, _shape(choices, nbytes // itemsize(dtype), rank)))
     return tuple(states)
+
+
+def _several(choices: Choices, stride: int) -> int:
+    """Three pairs or more; many where blocks are small."""
+    most = min(MOST_ENTRIES, CACHE_BYTES // (2 * stride))
+    return 3 + rarely(choices, FEW_ENTRIES - 3, max(FEW_ENTRIES, most) - 3)
+
+
+def _long(choices: Choices) -> int:
+    """8-byte words of a long state: those of models have a hundred KiB and more."""
+    return (LONG + rarely(choices, MOST - LONG, HUGE - LONG)) // WORD
 
 
 def _few(choices: Choices, low: int, high: int) -> int:

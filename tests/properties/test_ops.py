@@ -4,13 +4,15 @@ from collections import Counter
 
 import pytest
 
+from kvfuzz.kernels.mutants.patches import BUILTIN
+from kvfuzz.model import scene
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.ops.table import BY_OP
 from kvfuzz.model.verdict import WAITING
 from kvfuzz.strategies import drawn_case, space
 from kvfuzz.strategies.choices import Drawn
 
-CASES = 100
+CASES, CASES_OF_A_COPY = 100, 30
 ALWAYS = ("crash", "no_overflow", "oracle", "complete", "frame", "immutable", "bounds", "no_race")
 
 
@@ -31,6 +33,20 @@ def test_our_kernel_passes_drawn_cases_with_every_property_decided(judge, op):
             assert result.reason != WAITING
     assert all(decided[name] == CASES for name in (*ALWAYS, "dead_bytes", "determinism"))
     assert all(decided[name] for name in asked)
+
+
+@pytest.mark.parametrize("op", [*scene.OPS, *BY_OP])
+def test_a_copy_of_our_kernel_is_a_target_that_needs_no_declaration(judge, op, tmp_path):
+    """Each file says that it may be copied and changed: unchanged it must be clean."""
+    copy = tmp_path / "k.py"
+    copy.write_bytes((BUILTIN / f"{op}.py").read_bytes())
+    judged = judge(f"{copy}:{op}")
+    within = space(op, judged.target.info.domain.narrowed(op))
+    for seed in range(CASES_OF_A_COPY):
+        verdict = judged.verdict(drawn_case(Drawn(seed), within))
+        assert not verdict.failed, (seed, verdict.failed)
+        assert not verdict.refused, (seed, verdict.refused)
+        judged.lane.rest()
 
 
 @pytest.mark.parametrize("op", BY_OP)

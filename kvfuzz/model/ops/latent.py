@@ -46,8 +46,6 @@ TOKEN_BYTES = {"fp8_ds_mla": 656, "fp8_ds_mla_v4": 584}
 """Bytes of a token, by form whose rows are of one size."""
 V4_GROUP, V4_UNIT = 64, 576
 """Elements that share a scale in fp8_ds_mla_v4; its pages are multiples of so many bytes."""
-LARGEST = {"e4m3fn": 448.0, "e4m3fnuz": 224.0}
-"""What engines map an absmax to (csrc/cache_kernels.cu: kFp8ScaleDivisor)."""
 MOST_LAYERS = 8
 MOST_PADDING = 1 << 20
 
@@ -80,7 +78,8 @@ class LatentScene(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     values: str = VALUES[0]
     """What a write that converts stores, as in `kvfuzz.model.scene.Scene`."""
     row_gap: int = 0
-    """Elements between the end of one row that is written and the next."""
+    """Elements between the end of one row that is written, or made, and the next; a block table
+    has something between its rows, too."""
     fill_seed: int = 0
 
     @property

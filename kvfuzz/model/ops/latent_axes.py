@@ -3,7 +3,7 @@
 from kvfuzz.model import tokens
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Program
-from kvfuzz.model.dtypes import DTYPES, FLOATS, itemsize
+from kvfuzz.model.dtypes import DTYPES, FLOATS, highest_inside, itemsize
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, GroupFill, TieFill
 from kvfuzz.model.layout import Field
 from kvfuzz.model.round_trip import paged
@@ -121,10 +121,9 @@ def _nesting(case: Program) -> str:
 
 
 def _rows(case: Program) -> str:
+    """Whether rows of what is written, or made, have something between them."""
     step = case.steps[0]
-    name = next((each for each in ("kv_c", "k") if each in step.tensors), "")
-    if "slot_mapping" not in step.tensors:
-        return "dense"
+    name = next(each for each in ("kv_c", "out", "k") if each in step.tensors)
     view = case.tensor(step.tensors[name])
     return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
 
@@ -137,7 +136,13 @@ def _values(case: Program) -> str:
     fill = case.buffer(case.bound_buffer(step, name)).fill
     if isinstance(fill, GroupFill):
         return "ties" if fill.ties else "spread"
-    return {FloatFill: "spread", TieFill: "ties"}.get(type(fill), "bytes")
+    if isinstance(fill, FloatFill):
+        (bits,) = case.integers(step, "scale")
+        scale, cache = DTYPES["fp32"].decode(bits), DTYPES[_page(case).dtype]
+        return (
+            "beyond" if fill.high > highest_inside(DTYPES[fill.dtype], cache, scale) else "spread"
+        )
+    return "ties" if isinstance(fill, TieFill) else "bytes"
 
 
 def _only(ops: Levels, *levels: str) -> dict[str, Levels]:
@@ -203,14 +208,14 @@ LATENT_AXES: tuple[Axis, ...] = (
     ),
     Axis("table", ("tight", "wide"), tokens.table, _only(WRITES, "tight")),
     Axis("padding", ("none", "some"), tokens.padding, _only(GATHERS, "none")),
-    Axis("rows", ("dense", "gapped"), _rows, _only(GATHERS, "dense")),
+    Axis("rows", ("dense", "gapped"), _rows),
     Axis(
         "values",
         ("bytes", "spread", "ties", "beyond"),
         _values,
         _only(GATHERS, "bytes")
         | _only((INDEX, INSERT_V4), "spread", "ties")
-        | _only((CONCAT,), "bytes", "spread", "ties"),
+        | _only((CONCAT,), "bytes", "spread", "ties", "beyond"),
     ),
 )
 
@@ -241,6 +246,14 @@ LATENT_RULES: tuple[Rule, ...] = (
         ("page_form", "cache_dtype", "scale"),
         lambda form, cache, scale: (
             (form == "mla" and DTYPES[cache].is_quantised) == (scale != "none")
+        ),
+    ),
+    # A scale that is computed keeps all inside; half precision ends where e5m2 does.
+    Rule(("page_form", "values"), lambda form, values: form == "mla" or values != "beyond"),
+    Rule(
+        ("cache_dtype", "model_dtype", "values"),
+        lambda cache, model, values: (
+            values != "beyond" or model != "fp16" or not cache.startswith("e5m2")
         ),
     ),
     *(

@@ -9,7 +9,7 @@ from kvfuzz.model.case import Buffer, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, GroupFill, IntegerFill
 from kvfuzz.model.layout import Axis, Field, Term
-from kvfuzz.model.ops.latent import LARGEST, LatentScene, page_fields
+from kvfuzz.model.ops.latent import LatentScene, page_fields
 from kvfuzz.model.ops.latent_axes import (
     COMPUTED,
     CONCAT,
@@ -20,12 +20,15 @@ from kvfuzz.model.ops.latent_axes import (
     INSERT_V4,
     WRITES,
 )
-from kvfuzz.model.ops.metadata import Metadata, table, vector
+from kvfuzz.model.ops.metadata import Metadata, stale, table, vector
 from kvfuzz.model.parts import Parts, Setting, activation_fill
 from kvfuzz.model.plan import CACHE
+from kvfuzz.model.vocabulary import LARGEST
 
 SCALE_WIDTH = 4
 """Bytes of a scale."""
+TABLE_GAP = 3
+"""Columns behind those of a block table that are handed over, where rows have gaps."""
 
 
 def parts(scene: LatentScene) -> Parts:
@@ -109,13 +112,15 @@ def _metadata(scene: LatentScene) -> tuple[Metadata, ...]:
         return (vector("slot_mapping", "i64", slots, len(slots)),)
     told, width = gathered(batch, scene.num_blocks, scene.fill_seed), batch.table_width
     ids = told.block_table
-    rows = tuple(ids[at : at + width] for at in range(0, len(ids), width))
+    gap = TABLE_GAP if scene.row_gap else 0
+    behind = stale(scene.fill_seed, "block_table behind", gap, scene.num_blocks)
+    rows = tuple((*ids[at : at + width], *behind) for at in range(0, len(ids), width))
     vectors = [
         vector(name, "i32", getattr(told, name), len(getattr(told, name)))
         for name in ("seq_starts", "cu_seqlens_kv", "token_to_batch")
         if name != "seq_starts" or scene.op == GATHER_MLA
     ]
-    return (table("block_table", "i32", rows, len(rows)), *vectors)
+    return (table("block_table", "i32", rows, len(rows), width), *vectors)
 
 
 def _scale(scene: LatentScene) -> Metadata:
@@ -158,7 +163,7 @@ def _key(scene: LatentScene) -> tuple[Metadata, ...]:
 
 def _out(scene: LatentScene) -> tuple[Metadata, ...]:
     shape = (scene.batch.num_tokens, scene.latent_size + scene.rope_size)
-    return (_rows("out", scene.model_dtype, shape, 0, ByteFill(scene.fill_seed)),)
+    return (_rows("out", scene.model_dtype, shape, scene.row_gap, ByteFill(scene.fill_seed)),)
 
 
 def _key_out(scene: LatentScene) -> tuple[Metadata, ...]:
@@ -169,7 +174,8 @@ def _key_out(scene: LatentScene) -> tuple[Metadata, ...]:
         Field("k_scale", "k_scale", "fp32", 0, terms, {"token": count}),
         TensorView("k_scale", "k_scale", "fp32", (count,), (SCALE_WIDTH,)),
     )
-    return (_rows("k", scene.cache_dtype, (count, scene.latent_size), 0, fill), scales)
+    shape = (count, scene.latent_size)
+    return (_rows("k", scene.cache_dtype, shape, scene.row_gap, fill), scales)
 
 
 def _plain_fill(scene: LatentScene) -> Fill:

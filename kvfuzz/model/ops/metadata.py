@@ -31,16 +31,19 @@ def vector(name: str, dtype: str, values: tuple[int, ...], length: int) -> Metad
     )
 
 
-def table(name: str, dtype: str, rows: tuple[tuple[int, ...], ...], height: int) -> Metadata:
-    """The first `height` of `rows`, all of one width, as a tensor `[height, width]`."""
-    size, width = itemsize(dtype), len(rows[0])
-    extents: dict[Axis, int] = {"token": len(rows), "dim": width}
-    terms = (Term("token", size * width), Term("dim", size))
+def table(
+    name: str, dtype: str, rows: tuple[tuple[int, ...], ...], height: int, width: int | None = None
+) -> Metadata:
+    """The first `height` of `rows`, all of one length, and of those the first `width` columns, or
+    all: a tensor `[height, width]`."""
+    size, columns = itemsize(dtype), len(rows[0])
+    extents: dict[Axis, int] = {"token": len(rows), "dim": columns}
+    terms = (Term("token", size * columns), Term("dim", size))
     values = tuple(value for row in rows for value in row)
     return Metadata(
         Buffer(name, size * len(values), IntegerFill(dtype, values)),
         Field(name, name, dtype, 0, terms, extents),
-        TensorView(name, name, dtype, (height, width), (size * width, size)),
+        TensorView(name, name, dtype, (height, width or columns), (size * columns, size)),
     )
 
 

@@ -16,6 +16,8 @@ LENGTHS: Levels = ("1", "2+", "1024+")
 """The most tokens of a request: a decode, a chunk, more than vLLM's kernel has lanes."""
 LONG = 1024
 SOME: Levels = ("none", "some")
+TAILS: Levels = ("none", "some", "1024+")
+"""How many slots there are behind the last token."""
 
 
 def _request_rows(case: Program) -> tuple[int, ...]:
@@ -101,6 +103,11 @@ def _longest(case: Program) -> str:
     return "1" if most < 2 else "2+" if most <= LONG else "1024+"
 
 
+def _tail(case: Program) -> str:
+    behind = len(case.integers(case.steps[0], "positions")) - _starts(case)[-1]
+    return "1024+" if behind > LONG else _is_some(behind > 0)
+
+
 def _is_some(condition: bool) -> str:
     return "some" if condition else "none"
 
@@ -125,11 +132,7 @@ SLOT_AXES: tuple[Axis, ...] = (
     Axis("lengths", LENGTHS, _longest),
     Axis("deep", ("first", "later"), _is_deep),
     Axis("table", ("tight", "wide"), _table),
-    Axis(
-        "tail",
-        SOME,
-        lambda case: _is_some(_starts(case)[-1] < len(case.integers(case.steps[0], "positions"))),
-    ),
+    Axis("tail", TAILS, _tail),
     Axis("metadata", ("exact", "wider"), _wider),
     Axis("ids", ("small", "past_65535"), _largest_id),
 )

@@ -66,7 +66,8 @@ class SlotScene(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sl
     cp_rank: int = 0
     interleave: int = 1
     spare: int = 0
-    """Entries that idx_mapping and query_start_loc have behind the batch."""
+    """Entries that idx_mapping and query_start_loc have behind the batch, and columns that the
+    table has behind those that are handed over."""
     fill_seed: int = 0
 
     @property
@@ -97,7 +98,9 @@ def check(scene: SlotScene) -> None:
         f"{MOST_TOKENS}",
     )
     require(
-        0 < scene.num_rows * scene.table_width <= MOST_ENTRIES and 0 <= scene.spare <= MOST_TOKENS,
+        0 <= scene.spare <= MOST_TOKENS
+        and scene.table_width > 0
+        and scene.num_rows * (scene.table_width + scene.spare) <= MOST_ENTRIES,
         f"a table of {scene.num_rows} x {scene.table_width}, spare={scene.spare}",
     )
     require(
@@ -166,7 +169,7 @@ def parts(scene: SlotScene) -> Parts:
             positions + stale(seed, "positions", behind, deepest),
             scene.max_num_tokens,
         ),
-        table("block_table", "i32", _table(scene), scene.num_rows),
+        table("block_table", "i32", _table(scene), scene.num_rows, scene.table_width),
     )
     size = 8 * scene.max_num_tokens
     extents = {"token": scene.max_num_tokens}
@@ -205,7 +208,7 @@ def _table(scene: SlotScene) -> tuple[tuple[int, ...], ...]:
         each.row: tuple(block * scene.split + part for block in each.block_ids for part in parts)
         for each in scene.requests
     }
-    width, below = scene.table_width, scene.num_blocks * scene.split
+    width, below = scene.table_width + scene.spare, scene.num_blocks * scene.split
     old = stale(scene.fill_seed, "block_table", scene.num_rows * width, below)
     return tuple(
         (*held, *old[row * width + len(held) : (row + 1) * width])
