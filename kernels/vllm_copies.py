@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels import pages
-from kvfuzz.kernels.adapter import Adapter, content_of
+from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.source_loader import SourceTree
+from kvfuzz.kernels.vllm_backends import content_of_module, function_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.vocabulary import PAGES, Levels
@@ -32,7 +32,7 @@ def swap(tree: SourceTree, arch: str) -> Adapter:
     """The adapter of vllm:swap_blocks. Raises NotCheckedError where a tree has no such kernel."""
     del arch
     module = tree.load(SWAP)
-    kernel: Any = _found(module, "_swap_blocks_kernel")
+    kernel: Any = function_of(module, "_swap_blocks_kernel")
 
     def call(tensors: Tensors, scalars: Scalars) -> None:
         del scalars
@@ -63,7 +63,8 @@ def zero(tree: SourceTree, arch: str) -> Adapter:
     """The adapter of vllm:zero_blocks. Raises NotCheckedError where a tree has no KVBlockZeroer."""
     del arch
     module = tree.load(ZERO)
-    zeroer, kernel = _found(module, "KVBlockZeroer"), _found(module, "_zero_kv_blocks_kernel")
+    zeroer = function_of(module, "KVBlockZeroer")
+    kernel: Any = function_of(module, "_zero_kv_blocks_kernel")
     asks_backend = "get_kv_cache_block_dim" in inspect.getsource(zeroer)
     for name, value in _IN_PLACE.items():
         setattr(module, name, value)
@@ -173,8 +174,8 @@ def states(tree: SourceTree, arch: str) -> Adapter:
     """The adapter of vllm:copy_states. Raises NotCheckedError where a tree has no such copy."""
     del arch
     module = tree.load(STATES)
-    collect: Any = _found(module, "collect_mamba_copy_meta")
-    launch: Any = _found(module, "do_mamba_copy_block")
+    collect: Any = function_of(module, "collect_mamba_copy_meta")
+    launch: Any = function_of(module, "do_mamba_copy_block")
     wraps = "kv_cache[0]" in inspect.getsource(collect)
     by_type = "mamba_type" in inspect.getsource(collect)
     if by_type:
@@ -222,12 +223,5 @@ class _Buffer:
 
 
 def _adapter(name: str, op: str, call: Any, domain: Domain, module: Any) -> Adapter:
-    content = content_of(inspect.getsource(module).encode())
-    return Adapter(TargetInfo(name, op, domain, Quantise(), "", content), call, (AssertionError,))
-
-
-def _found(module: Any, name: str) -> Any:
-    found = getattr(module, name, None)
-    if found is None:
-        raise NotCheckedError(f"{module.__file__}: no {name}: absent in this tree")
-    return found
+    info = TargetInfo(name, op, domain, Quantise(), "", content_of_module(module))
+    return Adapter(info, call, (AssertionError,))

@@ -7,19 +7,19 @@ lie in tiles, which blocks and heads there are, and whether layers lie side by s
 import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels.adapter import Adapter, Call, content_of
+from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES
+from kvfuzz.kernels.vllm_backends import content_of_module, function_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.ops.latent_axes import GATHER_INDEX, INDEX, INSERT_V4, LATENT_SIZES
 from kvfuzz.model.target import Quantise, TargetInfo
@@ -103,7 +103,7 @@ def v4_writer(tree: SourceTree, arch: str) -> Adapter:
         },
         source=f"{V4}: quantize_and_insert_k_cache, and the block sizes that it is warmed up for",
     )
-    name, content = "quantize_and_insert_k_cache", _content(module)
+    name, content = "quantize_and_insert_k_cache", content_of_module(module)
     how = msgspec.structs.replace(QUANTISE, source=f"{V4}: quantize_and_insert_k_kernel")
     info = TargetInfo(f"vllm:{name}", INSERT_V4, domain, how, "", content)
     return Adapter(info, bind(function, INSERT_V4), (AssertionError,))
@@ -166,11 +166,9 @@ def _adapter(
         source=f"{SPARSE}: {name}; {INDEXER}: get_supported_kernel_block_sizes, "
         f"get_supported_head_sizes; {INTERFACE}: KVCacheTensor",
     )
-    return Adapter(TargetInfo(f"vllm:{name}", op, domain, QUANTISE, "", _content(module)), call)
-
-
-def _content(module: ModuleType) -> str:
-    return content_of(Path(str(module.__file__)).read_bytes())
+    return Adapter(
+        TargetInfo(f"vllm:{name}", op, domain, QUANTISE, "", content_of_module(module)), call
+    )
 
 
 def _function(
@@ -180,10 +178,7 @@ def _function(
     if not arch.startswith("gfx"):
         raise NotCheckedError(f"{file}: on ROCm alone, and the arch is {arch}")
     module = tree.load(file)
-    function: Callable[..., Any] | None = getattr(module, name, None)
-    if function is None:
-        raise NotCheckedError(f"{module.__file__} has no function {name}: absent in this tree")
-    return module, function
+    return module, function_of(module, name)
 
 
 def _text(tree: SourceTree, file: str) -> str:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels.adapter import Adapter, content_of
+from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.stubs import Stub
+from kvfuzz.kernels.vllm_backends import content_of_module, function_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.ops.slots import SLOT_OP
 from kvfuzz.model.target import Quantise, TargetInfo
@@ -151,10 +152,8 @@ def _sizes_of(names: list[str]) -> Callable[[Scalars], dict[str, int]]:
 
 
 def _adapter(name: str, call: Any, allowed: dict[str, Levels], module: Any, source: str) -> Adapter:
-    content = content_of(inspect.getsource(module).encode())
-    info = TargetInfo(
-        name, SLOT_OP, Domain(allowed=allowed, source=source), Quantise(), "", content
-    )
+    domain = Domain(allowed=allowed, source=source)
+    info = TargetInfo(name, SLOT_OP, domain, Quantise(), "", content_of_module(module))
     return Adapter(info, call)
 
 
@@ -171,7 +170,5 @@ def _member(module: Any, owner: str, name: str) -> Any:
 
 
 def _source(module: Any, name: str) -> str:
-    kernel = getattr(module, name, None)
-    if kernel is None:
-        raise NotCheckedError(f"{module.__file__}: no {name}")
+    kernel: Any = function_of(module, name)
     return str(inspect.getsource(kernel.fn))

@@ -37,10 +37,15 @@ class Symptom(msgspec.Struct, frozen=True, order=True):
     """Whether the case that was compared with is the wrong one."""
 
 
+STRAY, STRAYS = "stray", ("bounds", "frame")
+"""A write that goes too far leaves its buffer, or, where that has more rows, hits those."""
+
+
 class Mark(msgspec.Struct, frozen=True):
     """What makes two smallest cases the same finding."""
 
     property: str
+    """The property that failed, or STRAY."""
     sides: tuple[str, ...]
     path: str
     """A kernel has one path for strided pages and one for each packed order."""
@@ -82,8 +87,12 @@ def mark_of(case: AnyCase, symptom: Symptom, verdict: Verdict) -> Mark:
     """The mark of a smallest case that failed with `symptom`; `verdict` is an explained one."""
     violation = next(each.violation for each in verdict.failed if each.name == symptom.property)
     sides = [each.side for each in symptoms(verdict) if each.property == symptom.property]
+    name = symptom.property
+    if name in STRAYS and violation is not None and violation.place is not None:
+        # Outside of a buffer is no field.
+        name, sides = STRAY, [side_of(violation.place.field or violation.place.buffer)]
     return Mark(
-        symptom.property,
+        name,
         tuple(sides),
         *path_of(case),
         _instead(case, violation) if violation and isinstance(case, Case) else (),

@@ -77,6 +77,8 @@ def _rows(case: Case) -> str:
 
 
 def _row_count(case: Case) -> str:
+    """Whether key has more rows than a batch; slots of a write are padding for them all, so that
+    what counts rows by key stores nothing more, and what needs as many slots finds them."""
     step = case.steps[0]
     batch = case.integers(step, "slot_mapping" if is_write(step) else "token_to_batch")
     return "more" if case.bound_field(step, "key").extents["token"] > len(batch) else "exact"

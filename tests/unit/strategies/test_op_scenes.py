@@ -1,6 +1,8 @@
 """Scenes of ops on other things than K and V pages: each case shows its row, all levels occur."""
 
 from collections import Counter
+from contextlib import suppress
+from copy import deepcopy
 
 import msgspec
 import pytest
@@ -8,8 +10,10 @@ import pytest
 from kvfuzz.errors import UsageError
 from kvfuzz.model.any_case import AnyCase, check_case
 from kvfuzz.model.axes import AXIS, Domain, axes_of, facts
+from kvfuzz.model.lower import lower
 from kvfuzz.model.ops.op_case import lower_op
 from kvfuzz.model.ops.table import BY_OP, FAMILIES, family_of
+from kvfuzz.model.scene import OPS
 from kvfuzz.strategies import drawn_case, space
 from kvfuzz.strategies.boundaries import boundary_rows
 from kvfuzz.strategies.choices import Drawn
@@ -49,6 +53,38 @@ def test_a_case_that_was_edited_is_no_longer_what_its_scene_means(whole):
     buffers = (msgspec.structs.replace(case.buffers[0], name="other"), *case.buffers[1:])
     with pytest.raises(UsageError):
         check_case(msgspec.structs.replace(case, buffers=buffers))
+
+
+def _integers(plain, path=()):
+    """Where integers are in what a scene is in JSON."""
+    items = (
+        plain.items()
+        if isinstance(plain, dict)
+        else enumerate(plain)
+        if isinstance(plain, list)
+        else ()
+    )
+    if isinstance(plain, int) and not isinstance(plain, bool):
+        yield path
+    for key, value in items:
+        yield from _integers(value, (*path, key))
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 31, 1 << 62])
+@pytest.mark.parametrize("op", [*OPS, *BY_OP])
+def test_no_number_in_a_seed_breaks_lowering(op, number):
+    """Each integer of a scene, replaced by an absurd one, is refused or does no harm: nothing of
+    that size is counted through or allocated."""
+    scene = drawn_case(Drawn(0), space(op, Domain().narrowed(op))).scene
+    plain = msgspec.to_builtins(scene)
+    for path in _integers(plain):
+        absurd = deepcopy(plain)
+        at = absurd
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = number
+        with suppress(UsageError):
+            (lower_op if op in BY_OP else lower)(msgspec.convert(absurd, type(scene)))
 
 
 def test_every_boundary_that_an_op_has_has_a_row(whole):

@@ -10,7 +10,7 @@ from kvfuzz.model.axes import TOKEN_AXES, Domain, facts
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.lower import lower
 from kvfuzz.model.round_trip import with_round_trip
-from kvfuzz.model.scene import OPS
+from kvfuzz.model.scene import OPS, QUANT_OP
 from kvfuzz.strategies import drawn_scene, space
 from kvfuzz.strategies.choices import Drawn
 
@@ -30,7 +30,8 @@ def test_every_drawn_scene_lowers_to_a_possible_case(many):
     for scene in many[1]:
         case = lower(scene)
         cases.check(case)
-        cases.check(with_round_trip(case))
+        if scene.op != QUANT_OP:  # nothing undoes it
+            cases.check(with_round_trip(case))
 
 
 def test_a_case_shows_the_row_that_it_was_drawn_by(many):
