@@ -82,14 +82,14 @@ def test_a_bug_of_another_op_is_found_and_small(campaign, vllm, target, release,
 
 @pytest.mark.parametrize(("target", "release"), CLEAN_OPS)
 def test_another_op_is_clean_where_it_is_right(campaign, vllm, target, release):
-    code, _, summary = campaign(target, sources=vllm(release), max_cases=100)
+    code, _, summary = campaign(target, sources=vllm(release), max_cases=50)
     assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 100, 0)
     assert summary.passed["oracle"] == 100
 
 
 @pytest.mark.parametrize(("target", "release", "where"), CLEAN)
 def test_a_release_that_fixed_it_is_clean(campaign, vllm, target, release, where):
-    code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=120)
+    code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=60)
     assert code == Exit.CLEAN
     assert summary.cases == 120
     assert summary.facts["blocks_used"]["2+"] >= 60

@@ -34,12 +34,12 @@ def _is_clean(code, summary):
 
 @pytest.mark.parametrize(("target", "release"), CLEAN)
 def test_a_release_is_clean(campaign, vllm, target, release):
-    code, _, summary = campaign(target, sources=vllm(release), max_cases=150)
+    code, _, summary = campaign(target, sources=vllm(release), max_cases=60)
     _is_clean(code, summary)
 
 
 def test_conchs_copy_is_clean(campaign):
-    code, _, summary = campaign("conch:copy_blocks", max_cases=150)
+    code, _, summary = campaign("conch:copy_blocks", max_cases=60)
     _is_clean(code, summary)
     assert min(summary.facts["order"][each] for each in ("nhd", "hnd", "shuffle")) > 20
 
