@@ -83,18 +83,18 @@ def test_a_bug_of_another_op_is_found_and_small(campaign, vllm, target, release,
 @pytest.mark.parametrize(("target", "release"), CLEAN_OPS)
 def test_another_op_is_clean_where_it_is_right(campaign, vllm, target, release):
     code, _, summary = campaign(target, sources=vllm(release), max_cases=50)
-    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 100, 0)
-    assert summary.passed["oracle"] == 100
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 50, 0)
+    assert summary.passed["oracle"] == 50
 
 
 @pytest.mark.parametrize(("target", "release", "where"), CLEAN)
 def test_a_release_that_fixed_it_is_clean(campaign, vllm, target, release, where):
     code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=60)
     assert code == Exit.CLEAN
-    assert summary.cases == 120
+    assert summary.cases == 60
     assert summary.facts["blocks_used"]["2+"] >= 60
     assert summary.refused == 0
-    assert summary.passed["oracle"] == 120
+    assert summary.passed["oracle"] == 60
 
 
 def test_conch_is_red_where_the_cache_has_a_head_stride_of_its_own(campaign):

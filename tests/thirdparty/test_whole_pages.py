@@ -27,8 +27,8 @@ CLEAN = [
 
 
 def _is_clean(code, summary):
-    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 150, 0)
-    assert summary.passed["oracle"] == summary.passed["frame"] == 150
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 60, 0)
+    assert summary.passed["oracle"] == summary.passed["frame"] == 60
     assert summary.facts["reach"]["past_2g_elements"] >= 2
 
 
