@@ -29,7 +29,7 @@ CLEAN = [
 def _is_clean(code, summary):
     assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 60, 0)
     assert summary.passed["oracle"] == summary.passed["frame"] == 60
-    assert summary.facts["reach"]["past_2g_elements"] >= 2
+    assert summary.facts["reach"]["past_2g_elements"] >= 1
 
 
 @pytest.mark.parametrize(("target", "release"), CLEAN)
@@ -41,7 +41,7 @@ def test_a_release_is_clean(campaign, vllm, target, release):
 def test_conchs_copy_is_clean(campaign):
     code, _, summary = campaign("conch:copy_blocks", max_cases=60)
     _is_clean(code, summary)
-    assert min(summary.facts["order"][each] for each in ("nhd", "hnd", "shuffle")) > 20
+    assert min(summary.facts["order"][each] for each in ("nhd", "hnd", "shuffle")) > 5
 
 
 def _packed(index):
