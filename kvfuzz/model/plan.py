@@ -224,10 +224,8 @@ def check_batch(batch: Batch, g: Geometry, state_blocks: tuple[int, ...] = ()) -
         and all(0 <= row < batch.num_rows for row in batch.padding),
         f"padding rows {batch.padding} outside a batch of {batch.num_rows} rows",
     )
-    require(
-        1 <= batch.num_rows <= MOST_ROWS and batch.num_tokens >= 1,
-        f"{batch.num_tokens} tokens in {batch.num_rows} rows, expected 1 to {MOST_ROWS}",
-    )
+    require(batch.num_tokens >= 1, "a batch without tokens")
+    require(batch.num_rows <= MOST_ROWS, f"a batch of {batch.num_rows} rows, at most {MOST_ROWS}")
     entries = batch.table_width * len(batch.sequences)
     require(
         batch.table_width >= 0 and entries <= MOST_ENTRIES,

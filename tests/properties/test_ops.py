@@ -12,7 +12,7 @@ from kvfuzz.model.verdict import WAITING
 from kvfuzz.strategies import drawn_case, space
 from kvfuzz.strategies.choices import Drawn
 
-CASES, CASES_OF_A_COPY = 100, 30
+CASES, CASES_OF_A_COPY = 100, 12
 ALWAYS = ("crash", "no_overflow", "oracle", "complete", "frame", "immutable", "bounds", "no_race")
 
 

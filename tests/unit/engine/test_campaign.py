@@ -76,6 +76,7 @@ THREE_BUGS = {
 }
 
 
+@pytest.mark.nightly
 def test_three_bugs_in_one_kernel_are_three_findings_of_one_campaign(campaign, edited):
     broken = edited(GATHER, "gather_cache", *THREE_BUGS.values())
     code, found, _ = campaign(broken, keep_going=True, max_cases=400)
