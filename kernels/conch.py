@@ -17,8 +17,6 @@ from kvfuzz.model.steps import CACHES
 from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
 
 KERNEL = "conch/kernels/vllm/reshape_and_cache.py"
-
-
 COPY = "conch/kernels/vllm/copy_blocks.py"
 
 

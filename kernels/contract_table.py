@@ -4,7 +4,7 @@ The canonical names are those that a step binds (`kvfuzz.model`).
 """
 
 from kvfuzz.kernels.contract import Contract, Derivation, Scalars, Tensors
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.dtypes import DTYPES, engine_spelling
 from kvfuzz.model.scene import QUANT_OP
 from kvfuzz.model.vocabulary import Levels
 
@@ -14,10 +14,7 @@ def _is_quantised(tensors: Tensors, scalars: Scalars) -> bool:
 
 
 def _kv_cache_dtype(tensors: Tensors, scalars: Scalars) -> str:
-    """vLLM's spelling; fn or fnuz is not part of it, the platform decides that."""
-    if not _is_quantised(tensors, scalars):
-        return "auto"
-    return "fp8_e5m2" if "e5m2" in str(scalars["cache_dtype"]) else "fp8_e4m3"
+    return engine_spelling(str(scalars["cache_dtype"]))
 
 
 def _size(tensor: str, axis: int) -> Derivation:
@@ -46,10 +43,10 @@ _SIZES = {"page_size": "block_size", "num_heads": "num_kv_heads", "head_dim": "h
 _GATHERED = {
     "block_tables": "block_table",
     "cu_seqlens": "cu_seqlens_kv",
-    "cu_seqlen": "cu_seqlens_kv",
     "cu_seq_lens": "cu_seqlens_kv",
     "token_to_seq": "token_to_batch",
 }
+_GATHERED_ROWS = {**_GATHERED, "cu_seqlen": "cu_seqlens_kv"}
 
 CONVENTIONAL: dict[str, Levels] = {
     "order": ("nhd", "hnd", "shuffle"),
@@ -93,10 +90,7 @@ CONTRACTS: dict[str, Contract] = {
                 **_SCALES,
                 **_CACHES,
                 **_SIZES,
-                "block_tables": "block_table",
-                "cu_seqlens": "cu_seqlens_kv",
-                "cu_seq_lens": "cu_seqlens_kv",
-                "token_to_seq": "token_to_batch",
+                **_GATHERED,
                 "key_out": "key",
                 "value_out": "value",
                 "num_tokens": "total_tokens",
@@ -186,7 +180,7 @@ CONTRACTS: dict[str, Contract] = {
             op="gather_mla",
             required=("kv_cache", "out", "block_table", "cu_seqlens_kv"),
             optional=("seq_starts", "token_to_batch", "scale", "kv_cache_dtype", "cache_dtype"),
-            aliases={**_GATHERED, "src_cache": "kv_cache", "dst": "out"},
+            aliases={**_GATHERED_ROWS, "src_cache": "kv_cache", "dst": "out"},
             derived={"num_tokens": _size("token_to_batch", 0)},
         ),
         Contract(
@@ -211,7 +205,7 @@ CONTRACTS: dict[str, Contract] = {
             required=("kv_cache", "k", "k_scale", "block_table", "cu_seqlens_kv"),
             optional=("token_to_batch", "block_tile_size", "cache_dtype"),
             aliases={
-                **_GATHERED,
+                **_GATHERED_ROWS,
                 "k_cache": "kv_cache",
                 "k_fp8": "k",
                 "k_fp8_scale": "k_scale",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvfuzz.model.dtypes import DTYPES, FINITE_UNSIGNED_ZERO, INFINITY_AND_NAN, CacheDtype
+from kvfuzz.model.target import Quantise
 
 FP32_BIAS = 127
 FP32_EXPONENT_BITS = 8
@@ -132,3 +133,9 @@ def _as_float(bits: Tensor) -> Tensor:
     """fp32 of the low 32 bits of int64 `bits`."""
     signed = torch.where(bits >= 1 << 31, bits - (1 << 32), bits)
     return signed.to(torch.int32).view(torch.float32)
+
+
+def quotient(values: Tensor, scale: Tensor, how: Quantise) -> Tensor:
+    """fp32 `values` by their scales, which broadcast, as the target declares: divided, or times the
+    reciprocal, every operation rounded once to fp32."""
+    return values / scale if how.quotient == "x/s" else values * (torch.ones_like(scale) / scale)

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_MANTISSA
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles.codec import FP32_MANTISSA_BITS, encode
+from kvfuzz.oracles.codec import FP32_MANTISSA_BITS, encode, quotient
 
 
 def largest_of(cache_dtype: str, how: Quantise) -> float:
@@ -30,15 +30,14 @@ def group_scales(absmax_values: Tensor, cache_dtype: str, how: Quantise) -> Tens
 def group_codes(values: Tensor, scale: Tensor, cache_dtype: str, how: Quantise) -> Tensor:
     """The codes of fp32 `values` by their scales, which broadcast: the quotient, rounded as the
     target declares, within `-largest..largest`, integers within all of their range."""
-    dtype, divides = DTYPES[cache_dtype], how.quotient == "x/s"
-    quotient = values / scale if divides else values * (torch.ones_like(scale) / scale)
+    dtype, found = DTYPES[cache_dtype], quotient(values, scale, how)
     if not dtype.is_integer:
         largest = largest_of(cache_dtype, how)
-        return encode(torch.clamp(quotient, -largest, largest), dtype)
+        return encode(torch.clamp(found, -largest, largest), dtype)
     if how.rounding == "half_away_fp32":
-        half = torch.full_like(quotient, 0.5)
-        quotient = torch.trunc(torch.where(quotient >= 0, quotient + half, quotient - half))
-    return encode(quotient, dtype)
+        half = torch.full_like(found, 0.5)
+        found = torch.trunc(torch.where(found >= 0, found + half, found - half))
+    return encode(found, dtype)
 
 
 def next_powers_of_two(scales: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from kvfuzz.model.dtypes import DTYPES, INFINITY_AND_NAN, CacheDtype
 from kvfuzz.model.layout import Field
 from kvfuzz.model.steps import CACHES
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles.codec import decode, encode
+from kvfuzz.oracles.codec import decode, encode, quotient
 from kvfuzz.oracles.memory import Memory
 
 SIDES = (("key", "key_cache", "k_scale"), ("value", "value_cache", "v_scale"))
@@ -43,7 +43,7 @@ def quantised(codes: Tensor, source: str, cache: str, scale: Tensor, how: Quanti
         return codes
     x = decode(codes, DTYPES[source])
     if DTYPES[cache].is_quantised:
-        x = x / scale if how.quotient == "x/s" else x * (torch.ones_like(scale) / scale)
+        x = quotient(x, scale, how)
     found = encode(x, DTYPES[cache])
     return found if how.beyond == "saturate" else overflowed(x, found, DTYPES[cache])
 

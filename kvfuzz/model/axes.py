@@ -13,7 +13,7 @@ import msgspec
 from kvfuzz.errors import UsageError
 from kvfuzz.model import layout_facts, tokens
 from kvfuzz.model.any_case import AnyCase, op_of
-from kvfuzz.model.axis import Axis
+from kvfuzz.model.axis import Axis, only
 from kvfuzz.model.case import Case
 from kvfuzz.model.dtypes import DTYPES, highest_inside
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, GroupFill, TieFill
@@ -94,18 +94,13 @@ def _metadata(case: Case) -> str:
 _WRITES, _GATHERS = ("reshape_and_cache", QUANT_OP), ("gather_cache",)
 
 
-def _of(ops: tuple[str, ...], *levels: str) -> dict[str, Levels]:
-    """The levels that cases of some ops can show, where those are not all."""
-    return dict.fromkeys(ops, levels)
-
-
 TOKEN_AXES: tuple[Axis, ...] = (
     *LAYOUT_AXES,
     Axis(
         "granularity",
         GRANULARITIES,
         layout_facts.granularity,
-        _of((QUANT_OP,), "token_head", "token_head_inline"),
+        only((QUANT_OP,), "token_head", "token_head_inline"),
     ),
     CACHE_DTYPE,
     Axis(
@@ -118,26 +113,26 @@ TOKEN_AXES: tuple[Axis, ...] = (
         "scale",
         ("none", "unit", "power_of_two", "general", "extreme"),
         _scale_kind,
-        _of((QUANT_OP,), "none"),
+        only((QUANT_OP,), "none"),
     ),
     STRIDES,
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
     Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
-    Axis("reach", tokens.REACHES, tokens.reach, _of((QUANT_OP,), "near", "past_2g_elements")),
+    Axis("reach", tokens.REACHES, tokens.reach, only((QUANT_OP,), "near", "past_2g_elements")),
     Axis("first_offset", ("edge", "inside"), tokens.first_offset),
     Axis("last_offset", ("edge", "first", "inside"), tokens.last_offset),
-    Axis("sequences", ("1", "2", "3"), tokens.sequences, _of(_WRITES, "1")),
-    Axis("start_block", ("first", "later"), tokens.start_block, _of(_WRITES, "first")),
-    Axis("table", ("tight", "wide"), tokens.table, _of(_WRITES, "tight")),
-    Axis("padding", ("none", "some"), tokens.padding, _of(_GATHERS, "none")),
+    Axis("sequences", ("1", "2", "3"), tokens.sequences, only(_WRITES, "1")),
+    Axis("start_block", ("first", "later"), tokens.start_block, only(_WRITES, "first")),
+    Axis("table", ("tight", "wide"), tokens.table, only(_WRITES, "tight")),
+    Axis("padding", ("none", "some"), tokens.padding, only(_GATHERS, "none")),
     Axis("row_count", ("exact", "more"), _row_count),
     Axis("metadata", ("exact", "wider"), _metadata),
-    Axis("rows", ("dense", "gapped"), _rows, _of(_GATHERS, "dense")),
+    Axis("rows", ("dense", "gapped"), _rows, only(_GATHERS, "dense")),
     Axis(
         "values",
         ("bytes", "spread", "ties", "beyond"),
         _values,
-        _of(_GATHERS, "bytes") | _of((QUANT_OP,), "spread", "ties"),
+        only(_GATHERS, "bytes") | only((QUANT_OP,), "spread", "ties"),
     ),
 )
 

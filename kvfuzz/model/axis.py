@@ -23,3 +23,17 @@ class Axis(msgspec.Struct, frozen=True):
     def levels_for(self, op: str) -> Levels:
         """The levels that a case of `op` can show."""
         return self.by_op.get(op, self.levels)
+
+
+COUNTS: Levels = ("1", "2", "3+")
+"""How many there are of something, where more than two are several."""
+
+
+def count_level(number: int) -> str:
+    """The level of COUNTS of a number."""
+    return str(number) if number < 3 else "3+"
+
+
+def only(ops: Levels, *levels: str) -> dict[str, Levels]:
+    """The levels that cases of some ops can show, where those are not all: for `Axis.by_op`."""
+    return dict.fromkeys(ops, levels)

@@ -83,8 +83,9 @@ class Holder(Generic[S]):
     def table_width(self, scene: S) -> Steps[S]:
         """As narrow a block table as possible."""
         width = scene.batch.table_width
-        narrower = lambda columns: _with_batch(scene, table_width=columns)  # noqa: E731
-        return (yield from smallest(scene, width, 1, narrower))
+        return (
+            yield from smallest(scene, width, 1, lambda less: _with_batch(scene, table_width=less))
+        )
 
     def other_bytes(self, scene: S) -> Steps[S]:
         """One token with other bytes: where a failure depends on those, more were more tries."""

@@ -154,3 +154,10 @@ def highest_inside(model: CacheDtype, cache: CacheDtype, scale: float) -> int:
     of `cache`."""
     top = math.frexp(cache.max_finite * scale)[1] - 1  # 2**top <= max_finite * scale
     return max(0, min(top - 1 + model.bias, (1 << model.exponent_bits) - 2))
+
+
+def engine_spelling(cache_dtype: str) -> str:
+    """vLLM's kv_cache_dtype; fn or fnuz is not part of it, the platform decides that."""
+    if not DTYPES[cache_dtype].is_quantised:
+        return "auto"
+    return "fp8_e5m2" if "e5m2" in cache_dtype else "fp8_e4m3"

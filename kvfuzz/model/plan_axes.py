@@ -3,7 +3,7 @@
 Names begin where those of kernels' axes would clash; `kvfuzz.model.cache_plan` has the words.
 """
 
-from kvfuzz.model.axis import Axis
+from kvfuzz.model.axis import COUNTS, Axis, count_level
 from kvfuzz.model.cache_plan import KV_LAYOUTS, CacheLayer, CachePlan
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.plan_case import PLAN_OPS, PlanCase
@@ -42,7 +42,6 @@ OTHER = "other"
 TOKENS: Levels = ("4", "16", "32", "48")
 MORE_TOKENS = "16n"
 """Other multiples of 16, which no row draws."""
-COUNTS: Levels = ("1", "2", "3+")
 
 
 def _owners(case: PlanCase) -> list[CacheLayer]:
@@ -79,10 +78,6 @@ def _page_order(case: PlanCase) -> str:
     return "hnd" if any(layer.order == "hnd" for layer in ordered) else "nhd"
 
 
-def _count(number: int) -> str:
-    return str(number) if number < 3 else "3+"
-
-
 def _group_sizes(case: PlanCase) -> list[int]:
     group_of = case.plan.group_of
     owners = [group_of[layer.name] for layer in case.plan.owners]
@@ -113,7 +108,7 @@ def _sharers(case: PlanCase) -> str:
 
 def _states(case: PlanCase) -> str:
     most = max((len(layer.states) for layer in case.plan.layers), default=0)
-    return "none" if not most else _count(most)
+    return "none" if not most else count_level(most)
 
 
 def _value_heads(case: PlanCase) -> str:
@@ -152,8 +147,8 @@ PLAN_AXES: tuple[Axis, ...] = (
     Axis("kinds", (*KIND_SETS, OTHER), lambda case: kinds_of(case.plan), _drawn(*KIND_SETS)),
     Axis("form", (*PLAN_FORMS, OTHER), _form, _drawn(*PLAN_FORMS)),
     Axis("page_order", ("nhd", "hnd"), _page_order),
-    Axis("groups", COUNTS, lambda case: _count(len(case.plan.groups))),
-    Axis("layers", COUNTS, lambda case: _count(max(_group_sizes(case)))),
+    Axis("groups", COUNTS, lambda case: count_level(len(case.plan.groups))),
+    Axis("layers", COUNTS, lambda case: count_level(max(_group_sizes(case)))),
     Axis(
         "group_sizes",
         ("even", "uneven"),
@@ -165,7 +160,7 @@ PLAN_AXES: tuple[Axis, ...] = (
     Axis("sharers", ("none", "one", "several"), _sharers),
     Axis("states", ("none", *COUNTS), _states, _drawn("none", "1", "2")),
     Axis("value_heads", ("same", "other"), _value_heads),
-    Axis("num_blocks", COUNTS, lambda case: _count(case.plan.num_blocks)),
+    Axis("num_blocks", COUNTS, lambda case: count_level(case.plan.num_blocks)),
     Axis("tokens", (*TOKENS, MORE_TOKENS, OTHER), _tokens, _drawn(*TOKENS)),
     Axis("heads", ("1", "2", "3", "4", OTHER), _heads, _drawn("1", "2", "3", "4")),
     Axis("element", ("1", "2", "4"), _element),

@@ -1,7 +1,7 @@
 """The axes of pages of one row a token, read off their one step, and which levels go together."""
 
 from kvfuzz.model import tokens
-from kvfuzz.model.axis import Axis
+from kvfuzz.model.axis import Axis, only
 from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES, FLOATS, highest_inside, itemsize
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, FloatFill, GroupFill, TieFill
@@ -145,10 +145,6 @@ def _values(case: Program) -> str:
     return "ties" if isinstance(fill, TieFill) else "bytes"
 
 
-def _only(ops: Levels, *levels: str) -> dict[str, Levels]:
-    return dict.fromkeys(ops, levels)
-
-
 def _sizes(part: int) -> dict[str, Levels]:
     """By op, the sizes of a part that some of its forms has."""
     every = (LATENT_SIZES, ROPE_SIZES)[part]
@@ -160,25 +156,25 @@ def _sizes(part: int) -> dict[str, Levels]:
 
 LATENT_AXES: tuple[Axis, ...] = (
     Axis("page_form", FORMS, _page_form, FORMS_OF),
-    Axis("nesting", NESTINGS, _nesting, _only((*WRITES, *GATHERS), "layer_first", "block_first")),
-    Axis("page", PAGES, _page_level, _only((INSERT_V4,), "padded")),
+    Axis("nesting", NESTINGS, _nesting, only((*WRITES, *GATHERS), "layer_first", "block_first")),
+    Axis("page", PAGES, _page_level, only((INSERT_V4,), "padded")),
     Axis(
         "cache_dtype",
         tuple(DTYPES),
         lambda case: _page(case).dtype,
-        _only(COMPUTED, *E4M3) | _only(GIVEN, *FLOATS),
+        only(COMPUTED, *E4M3) | only(GIVEN, *FLOATS),
     ),
     Axis(
         "model_dtype",
         MODEL_DTYPES,
         _model_dtype,
-        _only((GATHER_INDEX,), "fp32") | _only((INSERT_V4,), "bf16"),
+        only((GATHER_INDEX,), "fp32") | only((INSERT_V4,), "bf16"),
     ),
     Axis(
         "block_size",
         tuple(map(str, BLOCK_SIZES)),
         lambda case: str(_page(case).extents["token"]),
-        _only((INSERT_V4,), *(str(size) for size in BLOCK_SIZES if size <= MOST_V4)),
+        only((INSERT_V4,), *(str(size) for size in BLOCK_SIZES if size <= MOST_V4)),
     ),
     Axis("latent_size", LATENT_SIZES, lambda case: str(_page(case).extents["dim"]), _sizes(0)),
     Axis("rope_size", ROPE_SIZES, _rope_size, _sizes(1)),
@@ -186,36 +182,36 @@ LATENT_AXES: tuple[Axis, ...] = (
         "scale",
         ("none", "unit", "power_of_two", "general", "extreme"),
         _scale,
-        _only(GIVEN, "none", "unit", "power_of_two", "general") | _only(COMPUTED, "none"),
+        only(GIVEN, "none", "unit", "power_of_two", "general") | only(COMPUTED, "none"),
     ),
     Axis(
         "scale_format",
         ("fp32", "ue8m0"),
         _scale_format,
-        _only((CONCAT, *GATHERS), "fp32") | _only((INSERT_V4,), "ue8m0"),
+        only((CONCAT, *GATHERS), "fp32") | only((INSERT_V4,), "ue8m0"),
     ),
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
     Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
-    Axis("reach", tokens.REACHES, tokens.reach, _only(COMPUTED, "near", "past_2g_elements")),
-    Axis("first_offset", ("edge", "inside"), tokens.first_offset, _only((GATHER_INDEX,), "edge")),
+    Axis("reach", tokens.REACHES, tokens.reach, only(COMPUTED, "near", "past_2g_elements")),
+    Axis("first_offset", ("edge", "inside"), tokens.first_offset, only((GATHER_INDEX,), "edge")),
     Axis("last_offset", ("edge", "first", "inside"), tokens.last_offset),
-    Axis("sequences", ("1", "2", "3"), tokens.sequences, _only(WRITES, "1")),
+    Axis("sequences", ("1", "2", "3"), tokens.sequences, only(WRITES, "1")),
     Axis(
         "start_block",
         ("first", "later"),
         tokens.start_block,
-        _only((*WRITES, GATHER_INDEX), "first"),
+        only((*WRITES, GATHER_INDEX), "first"),
     ),
-    Axis("table", ("tight", "wide"), tokens.table, _only(WRITES, "tight")),
-    Axis("padding", ("none", "some"), tokens.padding, _only(GATHERS, "none")),
+    Axis("table", ("tight", "wide"), tokens.table, only(WRITES, "tight")),
+    Axis("padding", ("none", "some"), tokens.padding, only(GATHERS, "none")),
     Axis("rows", ("dense", "gapped"), _rows),
     Axis(
         "values",
         ("bytes", "spread", "ties", "beyond"),
         _values,
-        _only(GATHERS, "bytes")
-        | _only((INDEX, INSERT_V4), "spread", "ties")
-        | _only((CONCAT,), "bytes", "spread", "ties", "beyond"),
+        only(GATHERS, "bytes")
+        | only((INDEX, INSERT_V4), "spread", "ties")
+        | only((CONCAT,), "bytes", "spread", "ties", "beyond"),
     ),
 )
 

@@ -6,7 +6,7 @@ it, as `cached_latent`, `cached_rope`, `cached_k` and `cached_scale`: those are 
 
 from kvfuzz.model.batch_metadata import gathered, slot_mapping
 from kvfuzz.model.case import Buffer, Step, TensorView
-from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.dtypes import engine_spelling, itemsize
 from kvfuzz.model.fill import ByteFill, Fill, GroupFill, IntegerFill
 from kvfuzz.model.layout import Axis, Field, Term
 from kvfuzz.model.ops.latent import LatentScene, page_fields
@@ -100,9 +100,7 @@ def kv_cache_dtype(scene: LatentScene) -> str:
     """vLLM's word for what a page holds."""
     if scene.form != "mla":
         return scene.form
-    if not DTYPES[scene.cache_dtype].is_quantised:
-        return "auto"
-    return "fp8_e5m2" if "e5m2" in scene.cache_dtype else "fp8_e4m3"
+    return engine_spelling(scene.cache_dtype)
 
 
 def _metadata(scene: LatentScene) -> tuple[Metadata, ...]:

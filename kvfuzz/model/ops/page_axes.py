@@ -6,7 +6,7 @@ How the cache is laid out is asked as of any op on K and V pages; the rest is re
 import msgspec
 
 from kvfuzz.model import layout_facts, tokens
-from kvfuzz.model.axis import Axis
+from kvfuzz.model.axis import COUNTS, Axis, count_level
 from kvfuzz.model.case import Program
 from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
 from kvfuzz.model.named_blocks import IDS, PAIRS
@@ -20,14 +20,12 @@ PATTERNS: Levels = ("identity", "adjacent", "shuffled")
 HOSTS: Levels = ("none", "kv_first", "like")
 """How the cache on the other side of a swap is laid out: K pages before V pages without padding, or
 as the one on the device is."""
-COUNTS: Levels = ("1", "2", "3+")
 METADATA: Levels = ("exact", "wider")
 
 
-def count_level(case: Program) -> str:
+def pairs_level(case: Program) -> str:
     """Level of `pairs`: how many pairs, or ids, a step has."""
-    count = _entries(case)
-    return str(count) if count < 3 else "3+"
+    return count_level(_entries(case))
 
 
 def metadata_level(case: Program) -> str:
@@ -65,7 +63,7 @@ PAGE_AXES: tuple[Axis, ...] = (
     STRIDES,
     _for_pages(Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids), PATTERNS),
     Axis("reach", tokens.REACHES, tokens.reach),
-    Axis("pairs", COUNTS, count_level),
+    Axis("pairs", COUNTS, pairs_level),
     Axis("metadata", METADATA, metadata_level),
     Axis(
         "host",

@@ -2,7 +2,7 @@
 
 import itertools
 
-from kvfuzz.model.axis import Axis
+from kvfuzz.model.axis import COUNTS, Axis, count_level
 from kvfuzz.model.case import Program
 from kvfuzz.model.rules import Rule
 from kvfuzz.model.vocabulary import BLOCK_SIZES, Levels
@@ -94,10 +94,6 @@ def _order(case: Program) -> str:
     return "in_order" if rows == list(range(len(rows))) else "permuted"
 
 
-def _count(number: int) -> str:
-    return str(number) if number < 3 else "3+"
-
-
 def _longest(case: Program) -> str:
     most = max(_lengths(case))
     return "1" if most < 2 else "2+" if most <= LONG else "1024+"
@@ -125,7 +121,7 @@ SLOT_AXES: tuple[Axis, ...] = (
         SPLITS,
         lambda case: str(_scalar(case, "manager_block_size") // _scalar(case, "block_size")),
     ),
-    Axis("requests", ("1", "2", "3+"), lambda case: _count(_num_requests(case))),
+    Axis("requests", COUNTS, lambda case: count_level(_num_requests(case))),
     Axis("empty", SOME, lambda case: _is_some(0 in _lengths(case))),
     Axis("dummies", SOME, lambda case: _is_some(min(_request_rows(case)) < 0)),
     Axis("state_rows", ("in_order", "permuted"), _order),

@@ -1,11 +1,11 @@
 """The axes of copies of states, read off the fields of the states, and which go together."""
 
 from kvfuzz.model import tokens
-from kvfuzz.model.axis import Axis
+from kvfuzz.model.axis import COUNTS, Axis
 from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.layout import Field
-from kvfuzz.model.ops.page_axes import COUNTS, METADATA, PATTERNS, count_level, metadata_level
+from kvfuzz.model.ops.page_axes import METADATA, PATTERNS, metadata_level, pairs_level
 from kvfuzz.model.placement import occupied
 from kvfuzz.model.round_trip import touched_blocks
 from kvfuzz.model.rules import Rule
@@ -69,7 +69,7 @@ STATE_AXES: tuple[Axis, ...] = (
     Axis("page", PAGES, _page),
     Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids, {STATE_OP: PATTERNS}),
     Axis("reach", tokens.REACHES, _reach),
-    Axis("pairs", COUNTS, count_level),
+    Axis("pairs", COUNTS, pairs_level),
     Axis("metadata", METADATA, metadata_level),
 )
 
