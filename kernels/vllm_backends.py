@@ -2,6 +2,7 @@
 adapter is made of a function: shared by all adapters of cache kernels.
 """
 
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,12 @@ def function_of(module: ModuleType, name: str) -> Callable[..., Any]:
     if function is None:
         raise NotCheckedError(f"{module.__file__} has no function {name}: absent in this tree")
     return function
+
+
+def kernel_source(module: ModuleType, name: str) -> str:
+    """The source of the Triton kernel `name` of a module. Raises as `function_of` does."""
+    kernel: Any = function_of(module, name)
+    return str(inspect.getsource(kernel.fn))
 
 
 def text_of(module: ModuleType) -> str:

@@ -22,6 +22,7 @@ from kvfuzz.kernels.vllm_backends import (
     function_of,
     is_packed,
     kernel_adapter,
+    kernel_source,
     layouts_of,
 )
 from kvfuzz.kernels.vllm_pages import pages_of
@@ -73,7 +74,9 @@ def per_token_head(tree: SourceTree, arch: str) -> Adapter:
             "cache_dtype": ("int8", fp8),
             # The backend keeps each scale behind the elements that it is for.
             "granularity": ("token_head_inline",),
-            "value_size": VALUE_SIZES if "head_size_v" in _source(module) else ("same",),
+            "value_size": VALUE_SIZES
+            if "head_size_v" in kernel_source(module, KERNEL)
+            else ("same",),
         },
         forbidden=pages.forbidden,
         source=f"{where}: {FUNCTION}; {TRITON_ATTN}: _ensure_scale_caches, get_kv_cache_shape",
@@ -93,10 +96,6 @@ def per_token_head(tree: SourceTree, arch: str) -> Adapter:
         partner="",
         content=content_of_module(module),
     )
-
-
-def _source(module: Any) -> str:
-    return str(inspect.getsource(getattr(module, KERNEL).fn))
 
 
 def _with_mode(module: Any, function: Callable[..., Any]) -> Callable[[Tensors, Scalars], None]:

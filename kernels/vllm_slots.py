@@ -17,7 +17,7 @@ from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.stubs import Stub
-from kvfuzz.kernels.vllm_backends import content_of_module, function_of
+from kvfuzz.kernels.vllm_backends import content_of_module, kernel_source
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.ops.slots import SLOT_OP
 from kvfuzz.model.target import Quantise, TargetInfo
@@ -39,7 +39,7 @@ def v2(tree: SourceTree, arch: str) -> Adapter:
         tree.load(BUFFERS)
     module = tree.load(V2)
     method = _member(module, "BlockTables", "compute_slot_mappings")
-    kernel = _source(module, "_compute_slot_mappings_kernel")
+    kernel = kernel_source(module, "_compute_slot_mappings_kernel")
     takes_rows = "idx_mapping" in inspect.signature(method).parameters
     allowed: dict[str, Levels] = {}
     if "CP_SIZE" not in kernel:
@@ -167,8 +167,3 @@ def _member(module: Any, owner: str, name: str) -> Any:
     if found is None:
         raise NotCheckedError(f"{module.__file__}: no {owner}.{name}")
     return found
-
-
-def _source(module: Any, name: str) -> str:
-    kernel: Any = function_of(module, name)
-    return str(inspect.getsource(kernel.fn))
