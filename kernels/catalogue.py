@@ -81,6 +81,16 @@ SHIPPED: tuple[Listed, ...] = (
         "kvfuzz's own writer of DeepSeek V4's cache",
     ),
     Listed(
+        "builtin:paged_attention",
+        "paged_attention",
+        "kvfuzz's own decode attention over pages, in parts that are merged",
+    ),
+    Listed(
+        "builtin:unified_attention",
+        "unified_attention",
+        "kvfuzz's own attention of any number of query tokens over pages",
+    ),
+    Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",

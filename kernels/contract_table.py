@@ -3,8 +3,11 @@
 The canonical names are those that a step binds (`kvfuzz.model`).
 """
 
+from collections.abc import Callable
+
 from kvfuzz.kernels.contract import Contract, Derivation, Scalars, Tensors
 from kvfuzz.model.dtypes import DTYPES, engine_spelling
+from kvfuzz.model.ops.attention import ATTENTION_OPS, PAGED, SHARED
 from kvfuzz.model.scene import QUANT_OP
 from kvfuzz.model.vocabulary import Levels
 
@@ -65,6 +68,52 @@ def conventional(op: str) -> dict[str, Levels]:
     return CONVENTIONAL
 
 
+def _of_scalar(name: str, meaning: Callable[[int], float]) -> Derivation:
+    return lambda tensors, scalars: meaning(int(scalars[name]))
+
+
+_ATTENDED: dict[str, Derivation] = {
+    "kv_cache_dtype": _kv_cache_dtype,
+    "block_size": _block_size,
+    "softmax_scale": _of_scalar("scale_bits", DTYPES["fp32"].decode),
+    "softcap": _of_scalar("cap", float),
+    "num_seqs": _size("seq_lens", 0),
+    "num_query_heads": _size("query", 1),
+    "head_size": _size("query", 2),
+}
+_ATTENTION_SPELT = {
+    **_SCALES,
+    **_CACHES,
+    "q": "query",
+    "out": "output",
+    "o": "output",
+    "block_tables": "block_table",
+    "page_table": "block_table",
+    "cu_seqlens_q": "query_start_loc",
+    "seqused_k": "seq_lens",
+    "context_lens": "seq_lens",
+    "cache_seqlens": "seq_lens",
+    "max_seqlen_q": "max_query_len",
+    "max_seqlen_k": "max_seq_len",
+    "scale": "softmax_scale",
+    "sm_scale": "softmax_scale",
+    "logit_cap": "softcap",
+    "sliding_window": "window",
+    "k_descale": "k_scale",
+    "v_descale": "v_scale",
+}
+_ATTENTION_OPTIONAL = (
+    "k_scale",
+    "v_scale",
+    "window",
+    "max_query_len",
+    "max_seq_len",
+    "sinks",
+    "alibi_slopes",
+    "kv_cache_layout",
+    "cache_dtype",
+)
+
 CONTRACTS: dict[str, Contract] = {
     contract.op: contract
     for contract in (
@@ -121,6 +170,25 @@ CONTRACTS: dict[str, Contract] = {
                 "v_scale_cache": lambda tensors, scalars: tensors["v_scale"],
                 "num_tokens": _size("slot_mapping", 0),
             },
+        ),
+        *(
+            Contract(
+                op=op,
+                required=(
+                    "query",
+                    "key_cache",
+                    "value_cache",
+                    "output",
+                    "block_table",
+                    "seq_lens",
+                    *(() if op == PAGED else ("query_start_loc",)),
+                ),
+                optional=_ATTENTION_OPTIONAL,
+                aliases=_ATTENTION_SPELT,
+                derived=_ATTENDED,
+            )
+            for op in ATTENTION_OPS
+            if op != SHARED
         ),
         Contract(
             op="slot_mapping",

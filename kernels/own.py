@@ -17,19 +17,22 @@ from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.gather_indexer import gather_indexer
 from kvfuzz.kernels.builtin.gather_mla import gather_mla
 from kvfuzz.kernels.builtin.indexer_quant_and_cache import indexer_quant_and_cache
+from kvfuzz.kernels.builtin.paged_attention import paged_attention
 from kvfuzz.kernels.builtin.per_token_head_quant import per_token_head_quant
 from kvfuzz.kernels.builtin.quantize_and_insert_k_cache import quantize_and_insert_k_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
 from kvfuzz.kernels.builtin.slot_mapping import slot_mapping
 from kvfuzz.kernels.builtin.swap_blocks import swap_blocks
 from kvfuzz.kernels.builtin.transfer_regions import transfer_regions
+from kvfuzz.kernels.builtin.unified_attention import unified_attention
 from kvfuzz.kernels.builtin.zero_blocks import zero_blocks
 from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.mutants.patches import BUILTIN, Mutant, mutants
 from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.axes import Domain, nearest
-from kvfuzz.model.target import Quantise, TargetInfo, TargetSpec
+from kvfuzz.model.ops.attention import ATTENTION_OPS
+from kvfuzz.model.target import Precision, Quantise, TargetInfo, TargetSpec
 
 FUNCTIONS: dict[str, Callable[..., None]] = {
     "gather_cache": gather_cache,
@@ -45,6 +48,8 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "indexer_quant_and_cache": indexer_quant_and_cache,
     "gather_indexer": gather_indexer,
     "quantize_and_insert_k_cache": quantize_and_insert_k_cache,
+    "paged_attention": paged_attention,
+    "unified_attention": unified_attention,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -89,12 +94,24 @@ QUANTISES: dict[str, Quantise] = {
 }
 """By op that computes scales, how; the others do as QUANTISE says."""
 
+PRECISION = Precision(
+    weights="fp32",
+    dequantised="fp32",
+    tile=16,
+    source="kernels/builtin/unified_attention.py: all in fp32, dots of ieee precision",
+)
+
 REFUSALS = (NotImplementedError,)
 
 
 def quantise_of(op: str) -> Quantise:
     """How our own kernel of `op` quantises."""
     return QUANTISES.get(op, QUANTISE)
+
+
+def precision_of(op: str) -> Precision:
+    """What our own kernel of `op` holds in fewer bits than fp32: nothing."""
+    return PRECISION if op in ATTENTION_OPS else Precision()
 
 
 def builtin(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
@@ -138,7 +155,15 @@ def _adapter(name: str, op: str, function: Callable[..., Any], source: bytes, ar
         allowed={"cache_dtype": formats_of(arch)},
         source=f"kernels/builtin/{op}.py: every stride and size, the formats of {arch} in Triton",
     )
-    info = TargetInfo(name, op, domain, quantise_of(op), INVERSE.get(op, ""), content_of(source))
+    info = TargetInfo(
+        name,
+        op,
+        domain,
+        quantise_of(op),
+        INVERSE.get(op, ""),
+        content_of(source),
+        precision=precision_of(op),
+    )
     return Adapter(info, bind(function, op), REFUSALS)
 
 

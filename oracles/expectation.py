@@ -2,7 +2,8 @@
 
 The images start as the buffers' bytes before the first launch; each step's reference writes what
 the op's contract says. A byte that some step must write is *must*; every other byte of a buffer
-that the steps write is *never*; buffers that no step writes must not change at all.
+that the steps write is *never*; buffers that no step writes must not change at all. Where a number
+has a bound (attention), any code within it is right.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +14,15 @@ from torch import Tensor
 
 from kvfuzz.model.case import Program, Step
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.target import Quantise
+from kvfuzz.model.ops.attention import ATTENTION_OPS
+from kvfuzz.model.target import Precision, Quantise
 from kvfuzz.oracles import image
-from kvfuzz.oracles.codec import is_nan
+from kvfuzz.oracles.attention_bound import Bounded
+from kvfuzz.oracles.codec import decode, is_nan
 from kvfuzz.oracles.gather_cache import gather_cache
 from kvfuzz.oracles.memory import Elements, Memory
 from kvfuzz.oracles.ops import latent
+from kvfuzz.oracles.ops.attention import attention
 from kvfuzz.oracles.ops.slots import slot_mapping
 from kvfuzz.oracles.ops.states import copy_states
 from kvfuzz.oracles.page_ops import copy_blocks, swap_blocks, zero_blocks
@@ -46,21 +50,69 @@ class Expectation:
     def wrong(self, buffer: str, after: Tensor) -> Tensor:
         """Which *must* bytes of `after` differ from the expected ones; bool per byte.
 
-        A NaN is any NaN where a conversion made it, and a bit pattern everywhere else.
+        A NaN is any NaN where a conversion made it, and a bit pattern everywhere else; a number
+        with a bound is any within it.
         """
-        wrong = self.must[buffer] & (after != self.images[buffer])
-        for at in self._equal_nans(buffer, after):
-            wrong[at] = False
-        return wrong
+        return self.must[buffer] & (self.settled(buffer, after) != self.images[buffer])
 
     def missed(self, after: Mapping[str, Tensor]) -> list[str]:
         """The written buffers of which some byte, *must* or not, is not the expected one."""
-        return [name for name in self.must if not image.same(after[name], self.images[name])]
+        return [
+            name
+            for name in self.must
+            if not image.same(after[name], self.images[name])
+            and not (
+                self._bounded(name)
+                and image.same(self.settled(name, after[name]), self.images[name])
+            )
+        ]
+
+    def settled(self, buffer: str, after: Tensor) -> Tensor:
+        """`canonical`, and every number that is within its bound replaced by the expected one."""
+        result = self.canonical(buffer, after)
+        for stored, bounded in self._bounded(buffer):
+            found = self._numbers(stored, after)
+            right = (found - bounded.value).abs() <= bounded.bound
+            if result is after:
+                result = after.clone()
+            at = image.element_bytes(stored.at[right], stored.field.dtype)
+            result[at] = self.images[buffer][at]
+        return result
+
+    @property
+    def unbounded(self) -> int:
+        """How many numbers have no bound at all, so that any would be right."""
+        within = [each.within for each in self.stored if each.within is not None]
+        return sum(int(each.bound.isinf().count_nonzero()) for each in within)
+
+    def off(self, buffer: str, position: int, after: Tensor) -> str:
+        """How far a number of `after` at a position is from the expected one, in words; nothing
+        where no bound is known of it."""
+        for stored, bounded in self._bounded(buffer):
+            at = torch.nonzero(stored.at.flatten() == position)
+            if len(at):
+                place = int(at[0])
+                value, bound = (float(each.flatten()[place]) for each in bounded)
+                found = float(self._numbers(stored, after).flatten()[place])
+                return f"{found:.7g}, expected {value:.7g} within {bound:.2g}"
+        return ""
+
+    def _bounded(self, buffer: str) -> list[tuple[Stored, Bounded]]:
+        return [
+            (each, each.within)
+            for each in self.stored
+            if each.field.buffer == buffer and each.within is not None
+        ]
+
+    def _numbers(self, stored: Stored, after: Tensor) -> Tensor:
+        codes = image.read(after, stored.at, stored.field.dtype)
+        return decode(codes, DTYPES[stored.field.dtype]).double()
 
     def canonical(self, buffer: str, after: Tensor) -> Tensor:
         """`after` with every NaN that a conversion was to make replaced by the expected one.
 
-        Devices differ in the NaN that a conversion yields, and in nothing else.
+        Devices differ in the NaN that a conversion yields, and in nothing else; of arithmetic they
+        differ in more, which `settled` knows.
         """
         nans = self._equal_nans(buffer, after)
         if not nans:
@@ -101,7 +153,20 @@ REFERENCES: dict[str, Callable[[Memory, Step, Quantise], list[Stored]]] = {
 }
 
 
-def expect(case: Program, before: Mapping[str, Tensor], quantise: Quantise) -> Expectation:
+ARITHMETIC: dict[str, Callable[[Memory, Step, Precision], list[Stored]]] = dict.fromkeys(
+    ATTENTION_OPS, attention
+)
+"""The references of ops that compute numbers, which depend on what a target rounds."""
+
+FULL = Precision()
+
+
+def expect(
+    case: Program,
+    before: Mapping[str, Tensor],
+    quantise: Quantise,
+    precision: Precision = FULL,
+) -> Expectation:
     """Apply the reference of every step of `case` to the images in `before`; what a step writes
     is a copy from then on."""
     images = dict(before)
@@ -109,7 +174,12 @@ def expect(case: Program, before: Mapping[str, Tensor], quantise: Quantise) -> E
     must: dict[str, Tensor] = {}
     all_stored: list[Stored] = []
     for step in case.steps:
-        for stored in REFERENCES[step.op](memory, step, quantise):
+        found = (
+            ARITHMETIC[step.op](memory, step, precision)
+            if step.op in ARITHMETIC
+            else REFERENCES[step.op](memory, step, quantise)
+        )
+        for stored in found:
             name = stored.field.buffer
             if name not in must:
                 images[name] = images[name].clone()

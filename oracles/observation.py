@@ -130,7 +130,7 @@ class Run:
     @cached_property
     def expectation(self) -> Expectation:
         """What the references say about the same case."""
-        return expect(self.case, self.before, self.quantise)
+        return expect(self.case, self.before, self.quantise, self.target.precision)
 
     @cached_property
     def missed(self) -> list[str]:

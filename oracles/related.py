@@ -56,20 +56,25 @@ def ended(run: Run, manner: str) -> Judgement:
 
 
 def same_results(
-    base: Run, other: Mapping[str, Tensor], judged: Mapping[str, Tensor], message: str
+    base: Run,
+    other: Mapping[str, Tensor],
+    judged: Mapping[str, Tensor],
+    message: str,
+    *,
+    same_plan: bool = True,
 ) -> Violation | None:
     """The violation of the first byte in which the images `other` differ from the base run's.
 
     `judged` is a mask of the bytes to compare by buffer. A NaN that a conversion was to make is a
-    class, as in `Expectation.canonical`.
+    class, as in `Expectation.canonical`. Without the same launch plan numbers may be added up in
+    another order: those within their bound are equal (`Expectation.settled`).
     """
     if all(image.same(base.after[name], other[name]) for name in judged):
         return None
     wrong = {}
+    equal = base.expectation.canonical if same_plan else base.expectation.settled
     for name, mask in judged.items():
-        mine, theirs = (
-            base.expectation.canonical(name, each) for each in (base.after[name], other[name])
-        )
+        mine, theirs = (equal(name, each) for each in (base.after[name], other[name]))
         wrong[name] = mask & (mine != theirs)
     return first_violation(base, wrong, judged, message, other)
 
@@ -120,7 +125,9 @@ def same_elements(
             image.mark(judged[name], here.at, here.field.dtype)
         # What is not written at all is `complete`'s to find.
         judged = {name: mask & ~unwritten(base, name) for name, mask in judged.items()}
-        if found := same_results(base, images, judged, message + sided(base)):
+        message_of_results = message + sided(base)
+        same_plan = base.launches == other.launches
+        if found := same_results(base, images, judged, message_of_results, same_plan=same_plan):
             return found
     found = changed_elsewhere(other, theirs, f"{message}: one beside the results")
     if found is None or changed_elsewhere(base, base.writes, ""):

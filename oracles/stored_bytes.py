@@ -7,6 +7,7 @@ bytes, `frame` judges the buffers that the op writes and `immutable` those it on
 
 from collections.abc import Mapping
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from kvfuzz.model.held import held
 from kvfuzz.model.verdict import Hazard, Place, Violation
 from kvfuzz.oracles import image
 from kvfuzz.oracles.observation import Run
-from kvfuzz.oracles.properties import BASE, Runs
+from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs
 
 ASKED = 64
 """Wrong bytes of a buffer whose owners are asked for, about."""
@@ -92,8 +93,9 @@ def unwritten(run: Run, buffer: str) -> Tensor:
     return unchanged if written is None else unchanged & ~written
 
 
-def oracle(runs: Runs) -> Violation | None:
-    """The bytes that were written hold the right values, with zero tolerance."""
+def oracle(runs: Runs) -> Judgement:
+    """The bytes that were written hold the right values, with zero tolerance; numbers, those within
+    their bound."""
     run = runs[BASE]
     expectation = run.expectation
     wrong = {
@@ -101,7 +103,26 @@ def oracle(runs: Runs) -> Violation | None:
         for name in run.missed
     }
     message = "a byte that the op must write holds the wrong value"
-    return first_violation(run, wrong, expectation.must, message, expectation.images)
+    found = first_violation(run, wrong, expectation.must, message, expectation.images)
+    if found is not None:
+        return _in_numbers(run, found)
+    if expectation.unbounded:
+        return NotChecked(f"of {expectation.unbounded} numbers no error bound can be given")
+    return None
+
+
+def _in_numbers(run: Run, found: Violation) -> Violation:
+    """`found`, saying by how much a number is off where it has a bound."""
+    place = found.place
+    if place is None or not place.field:
+        return found
+    field = run.case.field(place.field)
+    byte = field.byte({axis: place.coordinate[axis] for axis in field.extents})
+    position = held(run.case, place.buffer).position(byte)
+    off = run.expectation.off(place.buffer, position, run.after[place.buffer])
+    if not off:
+        return found
+    return msgspec.structs.replace(found, message=f"a number is farther off than its bound: {off}")
 
 
 def complete(runs: Runs) -> Violation | None:

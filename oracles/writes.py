@@ -10,6 +10,7 @@ from kvfuzz.model.dtypes import DTYPES, INFINITY_AND_NAN, CacheDtype
 from kvfuzz.model.layout import Field
 from kvfuzz.model.steps import CACHES
 from kvfuzz.model.target import Quantise
+from kvfuzz.oracles.attention_bound import Bounded
 from kvfuzz.oracles.codec import decode, encode, quotient
 from kvfuzz.oracles.memory import Memory
 
@@ -26,6 +27,9 @@ class Stored:
     codes: Tensor
     converted: bool
     """Whether a conversion made the codes, so that a NaN is a class and not a bit pattern."""
+    within: Bounded | None = None
+    """Where arithmetic made them: numbers, and how far from each a result may be; the codes are
+    those nearest to them."""
 
 
 def scales_at(memory: Memory, step: Step, name: str, **coordinates: Tensor) -> Tensor:

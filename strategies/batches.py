@@ -73,17 +73,19 @@ def occupancy(
     block_stride: int,
     writes: bool,
     from_start: bool = False,
+    least: tuple[int, int] = (1, 1),
 ) -> Occupancy:
     """A batch that shows `row`, over a cache whose blocks hold `page`, `block_stride` bytes apart.
 
     `side_bytes` are those of K, or of V, in one block of one of `layers` layers. A hybrid
     allocation gives some blocks to Mamba state. With `from_start` every run begins with its
-    sequence.
+    sequence. `least` are the tokens that a run has at least, and those of the last one; a run of
+    one block has as many as that allows.
     """
     n = page.block_size
     apart = STEPS[ratio_of(row["block_ids"])]
     room = CACHE_BYTES // (2 * side_bytes * layers * apart)
-    runs = _runs(choices, row, page, room, writes=writes, from_start=from_start)
+    runs = _runs(choices, row, page, room, writes=writes, from_start=from_start, least=least)
     blocks = Blocks(
         row["block_ids"],
         tuple((run.skipped, run.span) for run in runs),
@@ -108,7 +110,14 @@ def occupancy(
 
 
 def _runs(
-    choices: Choices, row: Row, page: Geometry, room: int, *, writes: bool, from_start: bool
+    choices: Choices,
+    row: Row,
+    page: Geometry,
+    room: int,
+    *,
+    writes: bool,
+    from_start: bool,
+    least: tuple[int, int],
 ) -> list[Run]:
     """The runs of a batch, in the order of its rows: as many as the row says, or, for a write,
     one to three."""
@@ -121,15 +130,18 @@ def _runs(
         first_offset = "edge" if from_start else "" if index else row["first_offset"]
         firsts = _firsts(page.block_size, first_offset)
         lasts = _lasts(page.block_size, row["last_offset"] if index == count - 1 else "")
-        least, most = _spans(row, page, index, count)
-        span = least + rarely(choices, min(1, most - least), most - least)
-        if span == 1 and lasts[1] < firsts[0]:
+        fewest, most = _spans(row, page, index, count)
+        span = fewest + rarely(choices, min(1, most - fewest), most - fewest)
+        tokens = least[index == count - 1]
+        if span == 1 and lasts[1] < firsts[0] + tokens - 1 and row["blocks_used"] != "1":
             span = 2
         if span == 1:
-            last = _close(choices, max(lasts[0], firsts[0]), lasts[1])
-            first = _close(choices, firsts[0], min(firsts[1], last))
+            last = _close(choices, min(max(lasts[0], firsts[0] + tokens - 1), lasts[1]), lasts[1])
+            first = _close(choices, firsts[0], min(firsts[1], last - tokens + 1))
         else:
             first, last = _close(choices, *firsts), _close(choices, *lasts)
+            missing = tokens - ((span - 1) * page.block_size + last - first + 1)
+            span += -(-max(missing, 0) // page.block_size)
         skipped = 0
         if not from_start:
             skipped = _skipped(choices, row, room, index, count, writes=writes)
@@ -167,13 +179,13 @@ def _spans(row: Row, page: Geometry, index: int, count: int) -> tuple[int, int]:
     if row["blocks_used"] == "1":
         return 1, 1
     if index > 0:
-        least = 1
+        fewest = 1
     elif ratio_of(row["block_ids"]) > 1:
-        least = 3 if count == 1 else 2
+        fewest = 3 if count == 1 else 2
     else:
-        least = 2 if count == 1 else 1
+        fewest = 2 if count == 1 else 1
     tokens = min(RUN_TOKENS, RUN_ELEMENTS // (page.num_kv_heads * page.head_size))
-    return least, max(least, min(LONG_SPAN, tokens // page.block_size))
+    return fewest, max(fewest, min(LONG_SPAN, tokens // page.block_size))
 
 
 def _skipped(choices: Choices, row: Row, room: int, index: int, count: int, *, writes: bool) -> int:

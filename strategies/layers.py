@@ -1,8 +1,10 @@
 """The layer whose cache an op works on, as a row says: its pages, and where they lie."""
 
+import msgspec
+
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Geometry
-from kvfuzz.model.plan import CACHE, AttentionLayer
+from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.tokens import REACH
 from kvfuzz.model.vocabulary import SCALE_BYTES, x_of
 from kvfuzz.strategies.choices import Choices, chance, number, pick
@@ -51,6 +53,26 @@ def layer_of_several(choices: Choices, row: Row) -> tuple[int, int]:
     else:
         count = 1
     return number(choices, 0, count - 1), count
+
+
+def layer_name(index: int) -> str:
+    """What a layer of a drawn plan is called."""
+    return f"layer.{index}"
+
+
+def plan_of(
+    layer: AttentionLayer, count: int, num_blocks: int, state_blocks: tuple[int, ...]
+) -> Plan:
+    """`count` layers like `layer` over one allocation of `num_blocks` blocks, of which some may be
+    those of Mamba state."""
+    geometry = msgspec.structs.replace(layer.geometry, num_blocks=num_blocks)
+    attention = tuple(
+        msgspec.structs.replace(layer, name=layer_name(index), geometry=geometry)
+        for index in range(count)
+    )
+    if not state_blocks:
+        return Plan(attention)
+    return Plan((*attention, StateLayer(layer_name(count), CACHE, state_blocks)))
 
 
 def first_block(choices: Choices, reach: str, page: Geometry, side_bytes: int, stride: int) -> int:

@@ -1,14 +1,11 @@
 """Whole scenes for one op, from a target's domain: a row first, then what the row leaves open."""
 
-import msgspec
-
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.placement import place
-from kvfuzz.model.plan import CACHE, AttentionLayer, Plan, StateLayer
 from kvfuzz.model.scene import VALUES, Scene
-from kvfuzz.strategies.batches import Occupancy, occupancy, row_gap
+from kvfuzz.strategies.batches import occupancy, row_gap
 from kvfuzz.strategies.choices import Choices, fill_seed, number
-from kvfuzz.strategies.layers import drawn_layer, layer_of_several
+from kvfuzz.strategies.layers import drawn_layer, layer_name, layer_of_several, plan_of
 from kvfuzz.strategies.rows import Space
 from kvfuzz.strategies.scales import scale_pair
 
@@ -36,8 +33,8 @@ def drawn_scene(choices: Choices, within: Space) -> Scene:
     gapped = row["rows"] == "gapped"
     return Scene(
         op=within.op,
-        layer=_name(index),
-        plan=_plan(layer, count, occupied),
+        layer=layer_name(index),
+        plan=plan_of(layer, count, occupied.num_blocks, occupied.state_blocks),
         batch=occupied.batch,
         model_dtype=row["model_dtype"],
         k_scale=k_scale,
@@ -48,18 +45,3 @@ def drawn_scene(choices: Choices, within: Space) -> Scene:
         spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
         fill_seed=fill_seed(choices),
     )
-
-
-def _name(index: int) -> str:
-    return f"layer.{index}"
-
-
-def _plan(layer: AttentionLayer, count: int, occupied: Occupancy) -> Plan:
-    geometry = msgspec.structs.replace(layer.geometry, num_blocks=occupied.num_blocks)
-    attention = tuple(
-        msgspec.structs.replace(layer, name=_name(index), geometry=geometry)
-        for index in range(count)
-    )
-    if not occupied.state_blocks:
-        return Plan(attention)
-    return Plan((*attention, StateLayer(_name(count), CACHE, occupied.state_blocks)))

@@ -17,6 +17,7 @@ from kvfuzz.model.fill import (
     LARGE,
     SPREAD,
     ByteFill,
+    ChoiceFill,
     Fill,
     FloatFill,
     GroupFill,
@@ -157,19 +158,49 @@ def _require(condition: bool, what: str) -> None:
         raise UsageError(f"impossible case: {what}")
 
 
-def _check_fill(fill: Fill, nbytes: int, where: str) -> None:
-    where = f"fill of {where}"
+def _check_buffer_fill(buffer: Buffer) -> None:
+    where = f"fill of buffer {buffer.name}"
     _require(
-        nbytes < LARGE or isinstance(fill, ByteFill),
-        f"{where}: {nbytes} bytes, use a fill of `bytes`, or less than {LARGE}",
+        buffer.nbytes < LARGE or isinstance(buffer.fill, ByteFill),
+        f"{where}: {buffer.nbytes} bytes, use a fill of `bytes`, or less than {LARGE}",
     )
+    if isinstance(buffer.fill, FloatFill):
+        _require(
+            buffer.fill.dtype in DTYPES and not DTYPES[buffer.fill.dtype].is_quantised,
+            f"{where}: dtype={buffer.fill.dtype!r}, expected fp32, bf16 or fp16",
+        )
+    _check_fill(buffer.fill, f"buffer {buffer.name}")
+
+
+def _check_field_fill(field: Field, nbytes: int) -> None:
+    """A field may lay elements of its own format over what its buffer of `nbytes` bytes holds."""
+    where = f"field {field.name} in buffer {field.buffer}"
+    if isinstance(field.fill, ScaleFill):
+        _require(field.dtype == "fp32", f"{where}: scales are of fp32")
+        _require(nbytes < LARGE, f"{where}: scales in {nbytes} bytes, expected less than {LARGE}")
+    else:
+        fits = isinstance(field.fill, FloatFill | ChoiceFill) and field.fill.dtype == field.dtype
+        _require(fits, f"{where}: its fill is none of {field.dtype}, of floats, choices or scales")
+    if field.fill is not None:
+        _check_fill(field.fill, f"field {field.name}")
+
+
+def _check_fill(fill: Fill, where: str) -> None:
+    where = f"fill of {where}"
     if isinstance(fill, IntegerFill):
         bits = 8 * itemsize(fill.dtype) if fill.dtype in DTYPES | INTEGER_SIZES else 0
         fits = all(-(1 << bits >> 1) <= value < 1 << bits for value in fill.values)
         _require(fits, f"{where}: a value does not fit {fill.dtype}")
         return
     _require(0 <= fill.seed < 1 << 64, f"{where}: seed={fill.seed}, expected 0 to 2**64 - 1")
-    if isinstance(fill, FloatFill | TieFill | GroupFill):
+    if isinstance(fill, ChoiceFill):
+        known = fill.dtype in DTYPES and bool(fill.codes)
+        top = 1 << (8 * itemsize(fill.dtype)) if known else 0
+        _require(
+            known and all(0 <= code < top for code in fill.codes),
+            f"{where}: codes {fill.codes} of {fill.dtype!r}",
+        )
+    if isinstance(fill, TieFill | GroupFill):
         _require(
             fill.dtype in DTYPES and not DTYPES[fill.dtype].is_quantised,
             f"{where}: dtype={fill.dtype!r}, expected fp32, bf16 or fp16",
@@ -181,6 +212,8 @@ def _check_fill(fill: Fill, nbytes: int, where: str) -> None:
             f"{where}: largest={fill.largest}, expected 1 to {MOST_LARGEST}",
         )
     if isinstance(fill, FloatFill):
+        is_float = fill.dtype in DTYPES and not DTYPES[fill.dtype].is_integer
+        _require(is_float, f"{where}: dtype={fill.dtype!r}, expected a float format")
         top = (1 << DTYPES[fill.dtype].exponent_bits) - 1
         _require(0 <= fill.low <= fill.high < top, f"{where}: {fill.low}..{fill.high}")
     if isinstance(fill, TieFill):
@@ -206,7 +239,7 @@ def check(case: Program) -> None:
             1 <= buffer.nbytes <= MOST_BYTES,
             f"buffer {buffer.name}: nbytes={buffer.nbytes}, expected 1 to {MOST_BYTES}",
         )
-        _check_fill(buffer.fill, buffer.nbytes, f"buffer {buffer.name}")
+        _check_buffer_fill(buffer)
         if isinstance(buffer.fill, IntegerFill):
             _require(buffer.fill.dtype in known, f"buffer {buffer.name}: dtype {buffer.fill.dtype}")
             written = len(buffer.fill.values) * itemsize(buffer.fill.dtype)
@@ -233,11 +266,7 @@ def check(case: Program) -> None:
             f"{where}: bytes {field.base}..{field.last_byte()} outside {sizes[field.buffer]} bytes",
         )
         if field.fill is not None:
-            _check_fill(field.fill, sizes[field.buffer], f"field {field.name}")
-            _require(
-                isinstance(field.fill, ScaleFill) and field.dtype == "fp32",
-                f"{where}: only scales, of fp32, have a fill of their own",
-            )
+            _check_field_fill(field, sizes[field.buffer])
     for view in case.tensors:
         where = f"tensor {view.name} in buffer {view.buffer}"
         element = itemsize(view.dtype)

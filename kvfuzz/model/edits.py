@@ -6,22 +6,26 @@ so.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
 from kvfuzz.model import batch_edits
 from kvfuzz.model.batch_passes import Holder
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FP32_ONE
+from kvfuzz.model.layer_scene import LayerScene
 from kvfuzz.model.plan import AttentionLayer, Batch, Layer, Sequence, StateLayer
-from kvfuzz.model.scene import VALUES, Scene
 
 Part = Literal["scene", "layer", "geometry", "batch"]
+S = TypeVar("S", bound=LayerScene)
+
+PLAINEST_VALUES = "spread"
+"""What the values of every kind of scene may be, whatever their formats."""
 
 
-def part_of(scene: Scene, part: Part) -> msgspec.Struct:
+def part_of(scene: LayerScene, part: Part) -> msgspec.Struct:
     """A part of a scene by name; `layer` is the attention layer that the op works on."""
     parts: Mapping[Part, Callable[[], msgspec.Struct]] = {
         "scene": lambda: scene,
@@ -32,7 +36,7 @@ def part_of(scene: Scene, part: Part) -> msgspec.Struct:
     return parts[part]()
 
 
-def with_part(scene: Scene, part: Part, **changes: object) -> Scene:
+def with_part(scene: S, part: Part, **changes: object) -> S:
     """The scene with some attributes of one of its parts replaced."""
     changed = msgspec.structs.replace(part_of(scene, part), **changes)
     if part == "geometry":
@@ -48,31 +52,31 @@ def with_part(scene: Scene, part: Part, **changes: object) -> Scene:
             for layer in scene.plan.layers
         )
         return with_layers(scene, tuple(every))
-    return cast("Scene", changed)
+    return cast("S", changed)
 
 
-def with_layers(scene: Scene, layers: tuple[Layer, ...]) -> Scene:
+def with_layers(scene: S, layers: tuple[Layer, ...]) -> S:
     """The scene with other layers in its plan."""
     return msgspec.structs.replace(scene, plan=msgspec.structs.replace(scene.plan, layers=layers))
 
 
-def with_sequences(scene: Scene, sequences: tuple[Sequence, ...]) -> Scene:
+def with_sequences(scene: S, sequences: tuple[Sequence, ...]) -> S:
     """Other sequences; padding rows follow (`kvfuzz.model.batch_edits`)."""
     return _with_batch(scene, batch_edits.with_sequences(scene.batch, sequences))
 
 
-def with_block_size(scene: Scene, block_size: int) -> Scene:
+def with_block_size(scene: S, block_size: int) -> S:
     """A smaller block size; runs follow (`kvfuzz.model.batch_edits`)."""
     before = scene.attention.geometry.block_size
     resized = with_part(scene, "geometry", block_size=block_size)
     return _with_batch(resized, batch_edits.with_block_size(scene.batch, before, block_size))
 
 
-def _with_batch(scene: Scene, batch: Batch) -> Scene:
+def _with_batch(scene: S, batch: Batch) -> S:
     return msgspec.structs.replace(scene, batch=batch)
 
 
-def with_layout(scene: Scene, layout: str) -> Scene:
+def with_layout(scene: S, layout: str) -> S:
     """Another layout; one that is no hybrid has no Mamba layers beside it."""
     allocation = scene.attention.allocation
     kept = tuple(
@@ -84,22 +88,22 @@ def with_layout(scene: Scene, layout: str) -> Scene:
     return with_part(with_layers(scene, kept), "layer", layout=layout)
 
 
-def with_dtypes(scene: Scene, dtypes: tuple[str, str]) -> Scene:
+def with_dtypes(scene: S, dtypes: tuple[str, str]) -> S:
     """Another (cache_dtype, model_dtype); a cache that is not fp8 has no scale and no ties."""
     cache, model = dtypes
     scene = with_part(with_part(scene, "layer", cache_dtype=cache), "scene", model_dtype=model)
     if DTYPES[cache].is_quantised:
         return scene
-    return with_part(scene, "scene", k_scale=FP32_ONE, v_scale=FP32_ONE, values=VALUES[0])
+    return with_part(scene, "scene", k_scale=FP32_ONE, v_scale=FP32_ONE, values=PLAINEST_VALUES)
 
 
-def blocks_of(scene: Scene) -> tuple[int, ...]:
+def blocks_of(scene: LayerScene) -> tuple[int, ...]:
     """The block ids that have an owner, sequences in their order first, then Mamba layers."""
     used = [block for sequence in scene.batch.sequences for block in sequence.block_ids]
     return tuple(dict.fromkeys((*used, *scene.state_blocks)))
 
 
-def renumbered(scene: Scene, ids: Mapping[int, int], num_blocks: int) -> Scene:
+def renumbered(scene: S, ids: Mapping[int, int], num_blocks: int) -> S:
     """Blocks under the new `ids`, in a cache of `num_blocks` blocks."""
     layers = tuple(
         msgspec.structs.replace(layer, blocks=tuple(sorted(ids[block] for block in layer.blocks)))
@@ -111,7 +115,7 @@ def renumbered(scene: Scene, ids: Mapping[int, int], num_blocks: int) -> Scene:
     return _with_batch(scene, batch_edits.renumbered(scene.batch, ids))
 
 
-BATCHES: Holder[Scene] = Holder(
+BATCHES: Holder[Any] = Holder(
     block_size=lambda scene: scene.attention.geometry.block_size,
     num_blocks=lambda scene: scene.attention.geometry.num_blocks,
     used=blocks_of,
@@ -120,18 +124,18 @@ BATCHES: Holder[Scene] = Holder(
 """How a scene holds its batch."""
 
 
-def as_far(scene: Scene, case: Case, edited: Case) -> Scene:
-    """The scene of `edited` with its blocks moved up until the first one lies at least as many
-    bytes, and as many elements, into K as the first block of `case` does."""
+def as_far(edited: S, first: int, before: Program, after: Program) -> S:
+    """`edited`, lowered as `after`, with its blocks moved up until the first one lies at least as
+    many bytes, and as many elements, into K as block `first` of the case `before` does."""
 
-    def per_block(of: Case) -> tuple[int, int]:
+    def per_block(of: Program) -> tuple[int, int]:
         field = of.bound_field(of.steps[0], "key_cache")
         stride = next(term.stride for term in field.terms if term.axis == "block")
         return stride, stride // itemsize(field.dtype)
 
-    first = min(blocks_of(scene))
     needed = max(
-        -(-first * before // now)
-        for before, now in zip(per_block(case), per_block(edited), strict=True)
+        -(-first * here // there)
+        for here, there in zip(per_block(before), per_block(after), strict=True)
     )
-    return BATCHES.from_block(edited.scene, max(needed, min(blocks_of(edited.scene))))
+    moved: S = BATCHES.from_block(edited, max(needed, min(blocks_of(edited))))
+    return moved

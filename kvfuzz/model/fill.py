@@ -13,7 +13,8 @@ bits, sign from bit 63, biased exponent `low + (word >> 32) % 2**16 % (high - lo
 scale, rounded to fp32 and then to the element's format, with the sign from bit 63. Element `i` of a
 `scales` fill is one where the least scale is one, the least scale times
 `2 ** ((word >> 32) % 2**16 % 3)` where that is another power of two, and else its bit pattern plus
-the low 24 bits of the word: less than four times as much, with any mantissa. A `groups` fill is
+the low 24 bits of the word: less than four times as much, with any mantissa. Element `i` of a
+`choices` fill is code `(word >> 32) % 2**16 % len(codes)` of those listed. A `groups` fill is
 defined by `GroupFill` and `group_code_at`.
 This module is the scalar definition; the worker computes the same in tensors, and TEST_VECTORS
 hold both to it.
@@ -105,7 +106,18 @@ class GroupFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gr
     ties: bool = False
 
 
-Fill = IntegerFill | ByteFill | FloatFill | TieFill | ScaleFill | GroupFill
+class ChoiceFill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="choices"):
+    """Elements of `dtype` that are each one of a few `codes`, which are listed as often as they are
+    to occur."""
+
+    seed: int
+    dtype: str
+    codes: tuple[int, ...]
+
+
+Fill = IntegerFill | ByteFill | FloatFill | TieFill | ScaleFill | GroupFill | ChoiceFill
+ElementFill = FloatFill | TieFill | ScaleFill | ChoiceFill
+"""A fill each element of which is made of the word with its number."""
 
 FP32_ONE, FP32_TWO, FP32_THREE = 0x3F800000, 0x40000000, 0x40400000
 """Bit patterns; the reciprocal of 3.0 is not exact."""
@@ -215,13 +227,15 @@ def group_code_at(fill: GroupFill, buffer: str, index: int) -> int:
     return sign | (max(0, top - depth) << dtype.mantissa_bits) | mantissa
 
 
-def code_at(fill: FloatFill | TieFill | ScaleFill | GroupFill, buffer: str, index: int) -> int:
+def code_at(fill: ElementFill | GroupFill, buffer: str, index: int) -> int:
     """The code of element `index` that `fill` puts into a buffer."""
     if isinstance(fill, GroupFill):
         return group_code_at(fill, buffer, index)
     if isinstance(fill, ScaleFill):
         return scale_at(fill, buffer, index)
     dtype, bits = DTYPES[fill.dtype], word(fill.seed, buffer, index)
+    if isinstance(fill, ChoiceFill):
+        return fill.codes[(bits >> 32) % (1 << 16) % len(fill.codes)]
     if isinstance(fill, TieFill):
         fp32, cache = DTYPES["fp32"], DTYPES[fill.cache_dtype]
         tie = midpoint(cache, (bits >> 32) % (1 << 16) % cache.max_code)

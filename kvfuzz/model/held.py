@@ -86,7 +86,7 @@ def _spans(case: Program, name: str) -> Held:
         (max(start, 0) // ALIGNMENT * ALIGNMENT, min(-(-stop // ALIGNMENT) * ALIGNMENT, nbytes))
         for field in case.fields
         if field.buffer == name
-        for block in _blocks(case, field)
+        for block in held_blocks(case, field)
         for start, stop in _pieces(field, block)
     )
     merged: list[tuple[int, int]] = []
@@ -98,8 +98,8 @@ def _spans(case: Program, name: str) -> Held:
     return Held(nbytes, tuple(merged))
 
 
-def _blocks(case: Program, field: Field) -> list[int]:
-    """The blocks of a large buffer that are worth comparing."""
+def held_blocks(case: Program, field: Field) -> list[int]:
+    """The blocks of a field in a large buffer that are held whole."""
     if "block" not in field.extents:
         return [0]
     last = field.extents["block"] - 1

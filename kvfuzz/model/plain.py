@@ -1,6 +1,6 @@
 """What is plain: the attributes of a scene with their values, the plainest first.
 
-A further attribute of a scene is one more line of a table; `kvfuzz.model.simpler` tries them.
+A further attribute of a scene is one more line of a table; `kvfuzz.model.layer_passes` tries them.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ from kvfuzz.model.edits import (
     with_part,
 )
 from kvfuzz.model.fill import FP32_ONE, FP32_THREE, FP32_TWO
-from kvfuzz.model.scene import VALUES, Scene
+from kvfuzz.model.layer_scene import LayerScene
 from kvfuzz.model.vocabulary import (
     BLOCK_SIZES,
     GRANULARITIES,
@@ -33,9 +33,9 @@ class Plainer(NamedTuple):
     """An attribute of a scene: how to read it, its values from the plainest on, how to set it."""
 
     name: str
-    read: Callable[[Scene], object]
-    values: Callable[[Scene], Iterable[object]]
-    write: Callable[[Scene, Any], Scene]
+    read: Callable[[Any], object]
+    values: Callable[[Any], Iterable[object]]
+    write: Callable[[Any, Any], LayerScene]
     moves_blocks: bool = False
     """Whether it is also tried with higher blocks, so that a case beyond 2**31 stays there."""
 
@@ -93,7 +93,6 @@ SIMPLER: tuple[Plainer, ...] = (
     ),
     attribute("scene", "k_scale", FP32_ONE, FP32_TWO, FP32_THREE),
     attribute("scene", "v_scale", FP32_ONE, FP32_TWO, FP32_THREE),
-    attribute("scene", "values", *VALUES),
     attribute("scene", "row_gap", 0),
     attribute("scene", "spare_rows", 0, 1),
     attribute("scene", "spare_entries", 0, 1),
@@ -105,4 +104,4 @@ SIMPLER: tuple[Plainer, ...] = (
     ),
     attribute("scene", "fill_seed", *range(FILL_SEEDS)),
 )
-"""What makes a case hard to read."""
+"""What makes a case hard to read, whatever its op."""

@@ -30,17 +30,27 @@ def seq_starts(case: Program, step: Step) -> tuple[int, ...]:
     return (0,) * (len(case.integers(step, "cu_seqlens_kv")) - 1)
 
 
+def runs(case: Program, step: Step) -> list[range]:
+    """The positions of each sequence that a step reads: what a gather copies, or all that attention
+    may look at."""
+    if "seq_lens" in step.tensors:
+        return [range(length) for length in case.integers(step, "seq_lens")]
+    starts, ends = seq_starts(case, step), case.integers(step, "cu_seqlens_kv")
+    return [
+        range(start, start + stop - first)
+        for start, first, stop in zip(starts, ends, ends[1:], strict=False)
+    ]
+
+
 def touched(case: Program, step: Step) -> list[int]:
     """The slots that a step stores to or reads from, in the order of its rows."""
     n = paged(case, step).extents["token"]
     if is_write(step):
         return [slot for slot in case.integers(step, "slot_mapping") if slot >= 0]
-    table, starts = case.integers(step, "block_table"), seq_starts(case, step)
-    ends, width = case.integers(step, "cu_seqlens_kv"), len(table) // len(starts)
+    table, positions = case.integers(step, "block_table"), runs(case, step)
+    width = len(table) // len(positions)
     return [
-        table[row * width + p // n] * n + p % n
-        for row, start in enumerate(starts)
-        for p in range(start, start + ends[row + 1] - ends[row])
+        table[row * width + p // n] * n + p % n for row, run in enumerate(positions) for p in run
     ]
 
 

@@ -4,24 +4,16 @@ Strategies draw scenes and nothing else. `check` says in one line what makes a s
 whatever passes it can be lowered.
 """
 
-import math
-
-import msgspec
-
-from kvfuzz.model.dtypes import DTYPES, FLOATS
-from kvfuzz.model.fill import LARGE, SPREAD
-from kvfuzz.model.placement import place, scale_extents
-from kvfuzz.model.plan import (
-    MOST_ROWS,
-    AttentionLayer,
-    Batch,
-    Plan,
-    check_batch,
-    check_layer,
-    check_sharing,
-    require,
+from kvfuzz.model.dtypes import FLOATS
+from kvfuzz.model.layer_scene import (
+    LayerScene,
+    check_blocks,
+    check_cache,
+    check_counts,
+    check_many_scales,
 )
-from kvfuzz.model.vocabulary import LARGEST, SCALE_BYTES
+from kvfuzz.model.plan import require
+from kvfuzz.model.vocabulary import LARGEST
 
 OPS: tuple[str, ...] = ("reshape_and_cache", "gather_cache", "per_token_head_quant")
 QUANT_OP = "per_token_head_quant"
@@ -29,20 +21,9 @@ QUANT_OP = "per_token_head_quant"
 VALUES: tuple[str, ...] = ("spread", "ties", "beyond")
 
 
-class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Scene(LayerScene, frozen=True, forbid_unknown_fields=True):
     """Everything that decides a case: one op of one attention layer of a plan."""
 
-    op: str
-    layer: str
-    """The attention layer of `plan` that the op works on."""
-    plan: Plan
-    batch: Batch
-    model_dtype: str
-    k_scale: int
-    """Bit pattern of an fp32: stored = x / scale, read = stored * scale.
-
-    Where a cache has many scales, the least of them: `kvfuzz.model.fill.ScaleFill`."""
-    v_scale: int
     values: str = "spread"
     """What a write to an fp8 cache stores: `spread` over the range, `ties` of its rounding, or some
     `beyond` it."""
@@ -56,50 +37,16 @@ class Scene(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     largest batch."""
     fill_seed: int = 0
 
-    @property
-    def attention(self) -> AttentionLayer:
-        """The attention layer that the op works on."""
-        return self.plan.attention(self.layer)
-
-    @property
-    def state_blocks(self) -> tuple[int, ...]:
-        """The blocks of the layer's allocation that hold Mamba state."""
-        states = self.plan.states(self.attention.allocation)
-        return tuple(sorted(block for state in states for block in state.blocks))
-
 
 def check(scene: Scene) -> None:
     """Raise UsageError with the first thing that makes `scene` impossible."""
     require(scene.op in OPS, f"op={scene.op!r}, expected one of {', '.join(OPS)}")
     require(scene.values in VALUES, f"values={scene.values!r}, expected one of {VALUES}")
-    for name in ("row_gap", "spare_rows", "spare_entries"):
-        value = getattr(scene, name)
-        require(0 <= value <= MOST_ROWS, f"{name}={value}, expected 0 to {MOST_ROWS}")
-    names = [layer.name for layer in scene.plan.layers]
-    require(len(set(names)) == len(names), f"two layers share a name among {names}")
-    layer = scene.attention
-    check_layer(layer)
-    check_sharing(scene.plan, layer)
-    require(
-        scene.model_dtype in DTYPES and not DTYPES[scene.model_dtype].is_quantised,
-        f"model_dtype={scene.model_dtype!r}, expected fp32, bf16 or fp16",
-    )
-    require(
-        DTYPES[layer.cache_dtype].is_quantised or layer.cache_dtype == scene.model_dtype,
-        f"cache_dtype={layer.cache_dtype} with model_dtype={scene.model_dtype}: "
-        "a cache that is not quantised has the model's dtype",
-    )
+    check_counts(scene, "row_gap", "spare_rows", "spare_entries")
+    check_cache(scene)
     check_op(scene)
-    require(
-        (layer.layout == "hybrid") == bool(scene.state_blocks),
-        f"layout={layer.layout} with state_blocks={scene.state_blocks}: "
-        "a hybrid allocation has blocks of Mamba state, and no other has",
-    )
-    for name, bits in (("k_scale", scene.k_scale), ("v_scale", scene.v_scale)):
-        value = DTYPES["fp32"].decode(bits)
-        require(0 < value < float("inf"), f"{name}=0x{bits:08x}, expected a positive fp32")
     check_scales(scene)
-    check_batch(scene.batch, layer.geometry, scene.state_blocks)
+    check_blocks(scene)
 
 
 def check_op(scene: Scene) -> None:
@@ -120,24 +67,11 @@ def check_op(scene: Scene) -> None:
 
 def check_scales(scene: Scene) -> None:
     """Raise UsageError with the first thing that makes the scales of `scene` impossible."""
-    layer = scene.attention
-    if layer.granularity == "tensor" or scene.op == QUANT_OP:
+    if scene.op == QUANT_OP:
         return
+    granularity = scene.attention.granularity
     require(
-        scene.values != "ties",
-        f"values=ties with granularity={layer.granularity}: a tie is one of a single scale",
+        granularity == "tensor" or scene.values != "ties",
+        f"values=ties with granularity={granularity}: a tie is one of a single scale",
     )
-    top = DTYPES["fp32"].encode(float("inf")) - SPREAD
-    for name, bits in (("k_scale", scene.k_scale), ("v_scale", scene.v_scale)):
-        require(bits < top, f"{name}=0x{bits:08x}, expected four times as much to be finite")
-    inline = layer.granularity == "token_head_inline"
-    size = (
-        place(layer, count=len(scene.plan.sharing(layer.allocation))).nbytes
-        if inline
-        else SCALE_BYTES * math.prod(scale_extents(layer).values())
-    )
-    require(
-        size < LARGE,
-        f"granularity={layer.granularity} with num_blocks={layer.geometry.num_blocks}: {size} "
-        f"bytes that hold scales, expected less than {LARGE}",
-    )
+    check_many_scales(scene)

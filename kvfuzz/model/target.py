@@ -18,6 +18,8 @@ Quotient = Literal["x/s", "x*(1/s)"]
 Beyond = Literal["saturate", "nan"]
 Rounding = Literal["half_even", "half_away_fp32"]
 MayHold = Literal["nan", "finite"]
+Held = Literal["fp32", "model"]
+Dot = Literal["ieee", "tf32"]
 
 
 class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +48,31 @@ class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     largest: dict[str, float] = {}
     """By cache dtype, the number that the absmax of a group is mapped to; absent, the format's
     largest finite one."""
+
+
+class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a target that attends holds in fewer bits than fp32: its error bound follows from it
+    (`kvfuzz.oracles.attention_bound`). `source` says where.
+
+    Whatever it says, sums are of fp32, in any order, and what a kernel holds in more bits than it
+    says is nearer to the exact result.
+    """
+
+    weights: Held = "model"
+    """Of exp(score) before it multiplies V."""
+    dequantised: Held = "model"
+    """Of code * scale, before a dot."""
+    partial: Held = "fp32"
+    """Of the results of parts of a sequence, before they are merged."""
+    scaled_query: bool = False
+    """Whether the query is multiplied by the scale of scores before the dot, in the model's
+    dtype."""
+    fp32_dot: Dot = "ieee"
+    """What a dot takes of fp32 operands: all, or ten bits of mantissa (tf32 of NVIDIA, xf32 of CDNA
+    3: the default of tl.dot on both)."""
+    tile: int = 1
+    """Tokens that a sum over a sequence takes at a time, at least."""
+    source: str = ""
 
 
 class DeadBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +106,8 @@ class TargetInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: str
     """First 16 hex digits of the SHA-256 of the source file under test."""
     dead: DeadBytes = DeadBytes()
+    precision: Precision = Precision()
+    """How it attends; of other ops it says nothing."""
     batch_invariant: bool = True
     """Whether a token's bytes are promised to be the same in every batch.
 

@@ -8,7 +8,7 @@ import itertools
 from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.layout import Field
-from kvfuzz.model.round_trip import paged, seq_starts, touched, touched_blocks
+from kvfuzz.model.round_trip import paged, runs, touched, touched_blocks
 from kvfuzz.model.steps import is_write
 
 REACH = 1 << 31
@@ -94,7 +94,7 @@ def sequences(case: Program) -> str:
     step = case.steps[0]
     if "block_table" not in step.tensors:
         return "1"
-    return str(min(len(seq_starts(case, step)), 3))
+    return str(min(len(runs(case, step)), 3))
 
 
 def start_block(case: Program) -> str:
@@ -102,7 +102,7 @@ def start_block(case: Program) -> str:
     step = case.steps[0]
     if "block_table" not in step.tensors:
         return "first"
-    return "later" if seq_starts(case, step)[0] >= _block_size(case) else "first"
+    return "later" if runs(case, step)[0].start >= _block_size(case) else "first"
 
 
 def table(case: Program) -> str:
@@ -110,11 +110,8 @@ def table(case: Program) -> str:
     step = case.steps[0]
     if "block_table" not in step.tensors:
         return "tight"
-    starts, ends = seq_starts(case, step), case.integers(step, "cu_seqlens_kv")
     width = case.tensor(step.tensors["block_table"]).shape[1]
-    longest = max(
-        start + stop - first for start, first, stop in zip(starts, ends, ends[1:], strict=False)
-    )
+    longest = max(run.stop for run in runs(case, step))
     return "wide" if width > -(-longest // _block_size(case)) else "tight"
 
 

@@ -31,6 +31,8 @@ from kvfuzz.model.fill import (
     TIE_EXPONENTS,
     ZERO_GROUP,
     ByteFill,
+    ChoiceFill,
+    ElementFill,
     Fill,
     FloatFill,
     GroupFill,
@@ -42,7 +44,7 @@ from kvfuzz.model.fill import (
     midpoint,
     origin_of,
 )
-from kvfuzz.model.held import Held, held
+from kvfuzz.model.held import Held, held, held_blocks
 from kvfuzz.model.layout import INDEX_ORDER, Field
 from kvfuzz.oracles import image
 from kvfuzz.oracles.codec import encode
@@ -72,6 +74,15 @@ def words(seed: int, buffer: str, count: int, first: int = 0) -> Array:
     return found
 
 
+def words_at(seed: int, buffer: str, numbers: Array) -> Array:
+    """The words of a buffer's stream with these `numbers`; uint64, the shape of `numbers`."""
+    z = numbers.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64(origin_of(seed, buffer))
+    for shift, factor in _ROUNDS:
+        z = (z ^ (z >> shift)) * factor
+    found: Array = z ^ (z >> _LAST_SHIFT)
+    return found
+
+
 def filled(fill: Fill, buffer: str, kept: Held, device: torch.device) -> Tensor:
     """The held bytes of a buffer before the first launch; uint8 `[kept.size]`."""
     return torch.from_numpy(_filled(fill, buffer, kept)).to(device)
@@ -95,18 +106,31 @@ def before_the_first_launch(case: Program, buffer: Buffer, device: torch.device)
     kept = held(case, buffer.name)
     data = filled(buffer.fill, buffer.name, kept, device)
     for field in case.fields:
-        if field.buffer == buffer.name and isinstance(field.fill, ScaleFill):
+        if field.buffer == buffer.name and isinstance(field.fill, ElementFill):
             _lay_over(data, case, field, field.fill)
     return data
 
 
-def _lay_over(data: Tensor, case: Program, field: Field, fill: ScaleFill) -> None:
-    axes = [axis for axis in INDEX_ORDER if axis in field.extents]
-    counts = [torch.arange(field.extents[axis], device=data.device) for axis in axes]
-    coordinates = dict(zip(axes, torch.meshgrid(*counts, indexing="ij"), strict=True))
-    at = image.positions(case, field, **coordinates)
-    codes = _scales(fill, words(fill.seed, field.name, at.numel())).astype(np.int64)
-    image.write(data, at, field.dtype, torch.from_numpy(codes).to(data.device).reshape(at.shape))
+def _lay_over(data: Tensor, case: Program, field: Field, fill: ElementFill) -> None:
+    """Put the elements of a field's own fill over what is there; of a large buffer, those of the
+    blocks that are held."""
+    along = {
+        axis: torch.arange(field.extents[axis]) for axis in INDEX_ORDER if axis in field.extents
+    }
+    if "block" in along and not held(case, field.buffer).is_whole:
+        along["block"] = torch.tensor(held_blocks(case, field))
+    coordinates = {
+        axis: each.view([-1 if other == axis else 1 for other in along])
+        for axis, each in along.items()
+    }
+    number = torch.zeros((), dtype=torch.int64)
+    for axis, each in coordinates.items():
+        number = number * field.extents[axis] + each
+    words_there = words_at(fill.seed, field.name, number.numpy().ravel())
+    codes = torch.from_numpy(_codes(fill, words_there).astype(np.int64)).reshape(number.shape)
+    shaped = {axis: each.to(data.device) for axis, each in coordinates.items()}
+    at = image.positions(case, field, **shaped)
+    image.write(data, at.expand(number.shape), field.dtype, codes.to(data.device))
 
 
 def _span(fill: ByteFill, buffer: str, start: int, stop: int) -> Array:
@@ -120,10 +144,14 @@ def _choices(bits: Array) -> Array:
     return bits.view(np.uint16)[2::4]
 
 
-def _codes(fill: FloatFill | TieFill | ScaleFill, bits: Array) -> Array:
+def _codes(fill: ElementFill, bits: Array) -> Array:
     """The code that each word makes, in unsigned integers of its width."""
     if isinstance(fill, ScaleFill):
         return _scales(fill, bits)
+    if isinstance(fill, ChoiceFill):
+        codes = np.array(fill.codes, f"u{itemsize(fill.dtype)}")
+        chosen: Array = codes[_choices(bits) % np.uint16(len(codes))]
+        return chosen
     return _ties(fill, bits) if isinstance(fill, TieFill) else _floats(fill, bits)
 
 

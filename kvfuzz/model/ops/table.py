@@ -1,19 +1,21 @@
 """The kinds of scenes, by their types and by their ops."""
 
-from kvfuzz.model.ops import latent_family, pages, slot_family, states
+from kvfuzz.model.ops import attention_family, latent_family, pages, slot_family, states
+from kvfuzz.model.ops.attention import AttentionScene
 from kvfuzz.model.ops.family import OpFamily
 from kvfuzz.model.ops.latent import LatentScene
 from kvfuzz.model.ops.page_scene import PageScene
 from kvfuzz.model.ops.slots import SlotScene
 from kvfuzz.model.ops.states import StateScene
 
-OpScene = SlotScene | PageScene | StateScene | LatentScene
+OpScene = SlotScene | PageScene | StateScene | LatentScene | AttentionScene
 
 FAMILIES: dict[type, OpFamily] = {
     SlotScene: slot_family.FAMILY,
     PageScene: pages.FAMILY,
     StateScene: states.FAMILY,
     LatentScene: latent_family.FAMILY,
+    AttentionScene: attention_family.FAMILY,
 }
 
 BY_OP: dict[str, OpFamily] = {op: family for family in FAMILIES.values() for op in family.ops}

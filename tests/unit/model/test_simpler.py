@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from kvfuzz.model import simpler
 from kvfuzz.model.axes import facts
 from kvfuzz.model.batch_edits import run_of
 from kvfuzz.model.edits import (
@@ -18,6 +19,8 @@ from kvfuzz.model.edits import (
 )
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
+from kvfuzz.model.ops import attention_family
+from kvfuzz.model.ops.attention import AttentionScene
 from kvfuzz.model.plain import SIMPLER, SIZES
 from kvfuzz.model.plan import AttentionLayer, Batch, Sequence
 from kvfuzz.model.scene import Scene
@@ -116,7 +119,7 @@ def test_an_edited_case_is_moved_as_far_as_it_was(gather_scene, scene_with):
     wide = Geometry(num_blocks=first + 5, block_size=16, num_kv_heads=2, head_size=32)
     far = BATCHES.from_block(scene_with(gather_scene, geometry=wide), first)
     case, edited = lower(far), lower(with_part(far, "geometry", num_kv_heads=1))
-    again = lower(as_far(far, case, edited))
+    again = lower(as_far(edited.scene, first, case, edited))
     assert min(blocks_of(again.scene)) == 2 * first
     assert facts(case)["reach"] == facts(again)["reach"] != "near"
     assert facts(edited)["reach"] != facts(case)["reach"]
@@ -128,8 +131,9 @@ def test_every_attribute_of_a_scene_is_in_a_table_or_has_a_pass_of_its_own():
     passes = {"plan", "batch", "sequences", "padding", "geometry", "num_blocks"}
     names = {"op", "layer", "name", "allocation"}
     together = {"cache_dtype", "model_dtype"}  # in the table as `dtypes`
-    table = {each.name for each in (*SIZES, *SIMPLER)}
+    own = (*simpler.OWN, *attention_family.OWN)
+    table = {each.name for each in (*SIZES, *SIMPLER, *own)}
     assert "dtypes" in table
-    for part in (Scene, AttentionLayer, Geometry, Batch):
+    for part in (Scene, AttentionScene, AttentionLayer, Geometry, Batch):
         for field in msgspec.structs.fields(part):
             assert field.name in passes | names | together | table, f"{part.__name__}.{field.name}"

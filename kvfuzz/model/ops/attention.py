@@ -1,0 +1,98 @@
+"""Attention over the K and V pages of one layer: each query sees the tokens of its own sequence.
+
+A sequence of a batch has `start` tokens in the cache that were computed before, its context, and
+`length` query tokens behind them, whose K and V are in the cache, too. Query i of those stands at
+position p = start + i and sees the positions j <= p, with a window of w those with j > p - w. With
+scores s_j = scale * (q . k_j), capped as cap * tanh(s_j / cap), plus slope * (j - p) for ALiBi,
+
+    output = sum_j exp(s_j) v_j / (exp(sink) + sum_j exp(s_j))
+
+without a sink the denominator has the sum alone. `queries_per_kv` neighbouring query heads share a
+head of the cache. An element of a quantised cache stands for code * scale.
+
+    paged_attention     one query token a sequence: decode
+    unified_attention   any number of query tokens a sequence, none included
+    shared_kv_attention the same, through an engine's layer that has no K and V of its own (key and
+                        value are None) and attends over its target layer's cache
+
+The step binds key_cache, value_cache, k_scale, v_scale as a gather does, query `[T, Hq, D]`, output
+`[T, Hq, Dv]`, block_table `[S, width]`, seq_lens `[S]`, query_start_loc `[S + 1]` (not for decode),
+sinks and alibi_slopes `[Hq]` fp32 where there are some. No byte of a cache may change.
+"""
+
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.fill import FP32_ONE
+from kvfuzz.model.layer_scene import (
+    LayerScene,
+    check_blocks,
+    check_cache,
+    check_counts,
+    check_many_scales,
+)
+from kvfuzz.model.plan import require
+from kvfuzz.model.vocabulary import Levels
+
+PAGED, UNIFIED, SHARED = "paged_attention", "unified_attention", "shared_kv_attention"
+ATTENTION_OPS: Levels = (PAGED, UNIFIED, SHARED)
+ATTENTION_VALUES: Levels = ("spread", "exact")
+"""What the numbers are: spread over a few binades; or few enough, and such, that all weights are
+zero or one and all sums exact, so that one wrong token among thousands shows."""
+MOST_QUERIES_PER_KV = 128
+MOST_CAP = 1 << 16
+
+
+class AttentionScene(LayerScene, frozen=True, forbid_unknown_fields=True, tag="attention"):
+    """Everything that decides a case of attention."""
+
+    softmax_scale: int = FP32_ONE
+    """Bit pattern of the fp32 that q . k is multiplied by."""
+    queries_per_kv: int = 1
+    window: int = 0
+    """Tokens that a query sees, itself included; 0 is all."""
+    softcap: int = 0
+    """What scores are kept below; 0 is nothing."""
+    sinks: bool = False
+    alibi: bool = False
+    values: str = ATTENTION_VALUES[0]
+    row_gap: int = 0
+    """Elements between one row of the query, and of the output, and the next."""
+    spare_rows: int = 0
+    """Rows that query and output have behind those of the batch: an engine pads batches."""
+    spare_entries: int = 0
+    """Entries that metadata have behind those of the batch."""
+    fill_seed: int = 0
+
+    @property
+    def num_query_heads(self) -> int:
+        """Query heads."""
+        return self.queries_per_kv * self.attention.geometry.num_kv_heads
+
+
+def check(scene: AttentionScene) -> None:
+    """Raise UsageError with the first thing that makes `scene` impossible."""
+    require(scene.op in ATTENTION_OPS, f"op={scene.op!r}, expected one of {ATTENTION_OPS}")
+    require(
+        scene.values in ATTENTION_VALUES,
+        f"values={scene.values!r}, expected one of {ATTENTION_VALUES}",
+    )
+    check_counts(scene, "row_gap", "spare_rows", "spare_entries", "window")
+    require(
+        1 <= scene.queries_per_kv <= MOST_QUERIES_PER_KV and 0 <= scene.softcap <= MOST_CAP,
+        f"queries_per_kv={scene.queries_per_kv} with softcap={scene.softcap}, expected 1 to "
+        f"{MOST_QUERIES_PER_KV} with 0 to {MOST_CAP}",
+    )
+    scale = DTYPES["fp32"].decode(scene.softmax_scale)
+    require(0 < scale <= 1, f"softmax_scale={scale}, expected a number above 0, 1 at most")
+    check_cache(scene)
+    check_many_scales(scene)
+    check_blocks(scene)
+    require(
+        scene.attention.granularity.startswith("token_head")
+        or not DTYPES[scene.attention.cache_dtype].is_integer,
+        f"cache_dtype={scene.attention.cache_dtype}, expected a scale for each head of a token",
+    )
+    require(
+        scene.op != PAGED or all(each.length == 1 for each in scene.batch.sequences),
+        f"{PAGED} with {[each.length for each in scene.batch.sequences]} query tokens: one each",
+    )
+    require(not scene.batch.padding, "padding rows are those of a write")

@@ -1,0 +1,191 @@
+"""The axes of attention, read off its one step, and which levels go together."""
+
+import itertools
+
+from kvfuzz.model import layout_facts, tokens
+from kvfuzz.model.axis import Axis, only
+from kvfuzz.model.case import Program
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, ChoiceFill
+from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
+from kvfuzz.model.ops.attention import ATTENTION_VALUES, PAGED
+from kvfuzz.model.round_trip import runs
+from kvfuzz.model.rules import RULES, Rule
+from kvfuzz.model.scales import SCALES, least_scale
+from kvfuzz.model.vocabulary import GRANULARITIES, Levels
+
+PHASES: Levels = ("decode", "prefill", "extend", "mixed")
+"""What a batch is: one query token a sequence; whole prompts; more tokens behind a context; some of
+either, or of both."""
+QUERIES_PER_KV: Levels = ("1", "2", "3", "4", "8")
+WINDOWS: Levels = ("none", "wide", "cuts")
+"""A window that leaves every token visible is one more path, and no other result."""
+SOME: Levels = ("none", "some")
+LARGEST_PROMPT_BLOCK = 128
+"""Tokens of a block in which prompts are drawn, at most."""
+
+
+def query_lens(case: Program) -> list[int]:
+    """Query tokens of each sequence."""
+    step = case.steps[0]
+    if "query_start_loc" not in step.tensors:
+        return [1] * len(runs(case, step))
+    ends = case.integers(step, "query_start_loc")
+    return [stop - start for start, stop in itertools.pairwise(ends)]
+
+
+def contexts(case: Program) -> list[int]:
+    """Tokens before the query tokens of each sequence."""
+    lengths = [len(run) for run in runs(case, case.steps[0])]
+    return [length - new for length, new in zip(lengths, query_lens(case), strict=True)]
+
+
+def _phase(case: Program) -> str:
+    asked = [each for each in zip(query_lens(case), contexts(case), strict=True) if each[0]]
+    if all(new == 1 for new, _ in asked):
+        return "decode"
+    if not any(context for _, context in asked):
+        return "prefill"
+    return "extend" if all(context for _, context in asked) else "mixed"
+
+
+def _queries_per_kv(case: Program) -> str:
+    heads = case.bound_field(case.steps[0], "query").extents["head"]
+    return str(heads // layout_facts.key_cache(case).extents["head"])
+
+
+def _window(case: Program) -> str:
+    window = int(case.steps[0].scalars["window"])
+    if not window:
+        return "none"
+    lengths = zip(contexts(case), query_lens(case), strict=True)
+    cuts = any(new and context + new > window for context, new in lengths)
+    return "cuts" if cuts else "wide"
+
+
+def _some(parameter: str) -> Axis:
+    return Axis(parameter, SOME, lambda case: SOME[parameter in case.steps[0].tensors])
+
+
+def _idle(case: Program) -> str:
+    return SOME[0 in query_lens(case)]
+
+
+def _scale(case: Program) -> str:
+    if not DTYPES[layout_facts.key_cache(case).dtype].is_quantised:
+        return "none"
+    least = [least_scale(case, case.steps[0], name) for name in SCALES]
+    if any(bits & FP32_MANTISSA for bits in least):
+        return "general"
+    return "unit" if set(least) == {FP32_ONE} else "power_of_two"
+
+
+def _values(case: Program) -> str:
+    fill = case.buffer(case.bound_buffer(case.steps[0], "query")).fill
+    return ATTENTION_VALUES[isinstance(fill, ChoiceFill)]
+
+
+def _rows(case: Program) -> str:
+    view = case.tensor(case.steps[0].tensors["query"])
+    return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
+
+
+def _row_count(case: Program) -> str:
+    rows = case.bound_field(case.steps[0], "query").extents["token"]
+    return "more" if rows > sum(query_lens(case)) else "exact"
+
+
+def _metadata(case: Program) -> str:
+    step = case.steps[0]
+    behind = len(case.written_out(step, "seq_lens")) > len(case.integers(step, "seq_lens"))
+    return "wider" if behind else "exact"
+
+
+ATTENTION_AXES: tuple[Axis, ...] = (
+    *LAYOUT_AXES,
+    Axis("granularity", GRANULARITIES, layout_facts.granularity),
+    CACHE_DTYPE,
+    Axis(
+        "model_dtype",
+        ("fp32", "bf16", "fp16"),
+        lambda case: case.bound_field(case.steps[0], "query").dtype,
+    ),
+    *SIZE_AXES,
+    Axis("scale", ("none", "unit", "power_of_two", "general", "extreme"), _scale),
+    STRIDES,
+    Axis("phase", PHASES, _phase, only((PAGED,), "decode")),
+    Axis("queries_per_kv", QUERIES_PER_KV, _queries_per_kv),
+    Axis("window", WINDOWS, _window),
+    Axis("softcap", SOME, lambda case: SOME[int(case.steps[0].scalars["cap"]) > 0]),
+    _some("sinks"),
+    _some("alibi_slopes"),
+    Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
+    Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
+    Axis("reach", tokens.REACHES, tokens.reach),
+    Axis("last_offset", ("edge", "first", "inside"), tokens.last_offset),
+    Axis("sequences", ("1", "2", "3"), tokens.sequences),
+    Axis("idle", SOME, _idle, only((PAGED,), "none")),
+    Axis("table", ("tight", "wide"), tokens.table),
+    Axis("row_count", ("exact", "more"), _row_count),
+    Axis("metadata", ("exact", "wider"), _metadata),
+    Axis("rows", ("dense", "gapped"), _rows),
+    Axis("values", ATTENTION_VALUES, _values),
+)
+
+_AXES = {axis.name for axis in ATTENTION_AXES}
+
+ATTENTION_RULES: tuple[Rule, ...] = (
+    *(rule for rule in RULES if {*rule.axes} <= _AXES and not rule.ops),
+    Rule(
+        ("granularity", "reach"),
+        lambda g, reach: reach == "near" or g in ("tensor", "head"),
+    ),
+    Rule(
+        ("cache_dtype", "scale"),
+        lambda cache, scale: DTYPES[cache].is_quantised == (scale != "none") and scale != "extreme",
+    ),
+    Rule(
+        ("granularity", "cache_dtype"),
+        lambda g, cache: not DTYPES[cache].is_integer or g.startswith("token_head"),
+    ),
+    # A group of ids begins at a multiple, which a sequence alone shows after many blocks.
+    Rule(
+        ("block_ids", "sequences"),
+        lambda ids, sequences: ids not in ("split_4", "split_12") or sequences != "1",
+    ),
+    # Some of a sequence alone is neither decode nor both of the others.
+    Rule(("phase", "sequences"), lambda phase, count: phase != "mixed" or count != "1"),
+    # A query token that has another before it takes a second token.
+    Rule(
+        ("phase", "blocks_used", "block_size", "last_offset"),
+        lambda phase, used, size, last: phase == "decode" or used != "1" or _tokens(size, last) > 2,
+    ),
+    Rule(("window", "blocks_used"), lambda window, used: window != "cuts" or used != "1"),
+    # An idle sequence is one more than those that a phase, or a pattern of ids, needs.
+    Rule(("idle", "sequences"), lambda idle, count: idle == "none" or count != "1"),
+    *(
+        Rule(
+            (axis, "idle", "sequences"),
+            lambda level, idle, count: (
+                idle == "none" or count == "3" or level not in ("mixed", "split_4", "split_12")
+            ),
+        )
+        for axis in ("phase", "block_ids")
+    ),
+    # Every token of a prompt is a query, so that blocks of hundreds make a case of seconds.
+    Rule(
+        ("phase", "block_size"),
+        lambda phase, size: phase in ("decode", "extend") or int(size) <= LARGEST_PROMPT_BLOCK,
+    ),
+    # Sums are exact where weights are one or zero, and scales powers of two.
+    *(
+        Rule((axis, "values"), lambda level, values: values == "spread" or level == "none")
+        for axis in ("softcap", "sinks", "alibi_slopes")
+    ),
+    Rule(("scale", "values"), lambda scale, values: values == "spread" or scale != "general"),
+)
+
+
+def _tokens(block_size: str, last_offset: str) -> int:
+    """Tokens of a sequence in one block, at least, where its last stands at such an offset."""
+    return {"edge": int(block_size), "first": 1, "inside": 2}[last_offset]

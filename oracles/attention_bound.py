@@ -1,0 +1,220 @@
+"""Attention in fp64, and how far from it a kernel in fp32 may be: a derived bound, no tolerance.
+
+Notation: u = 2^-24 is the unit roundoff of fp32, U = 2^-23 that of its sums, which tensor cores may
+cut off instead of rounding (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA
+tensor cores", 2021), u_m that of the model's dtype, and sums of n terms in any order are off by
+((1 + U)^n - 1) sum|terms| (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, 4.2).
+
+Scores. A product q k is off by the roundings of its operands (K dequantised, cut for a tf32 dot),
+a sum of D of them by the above, each scaling, cap or bias by some u of its result. That makes
+delta_j of score s_j. exp(s_j - m) is computed of numbers of size |s_j| + |m|, in fp32, with a few
+units of its own, and rescaled once a tile by numbers of a few units: more of delta_j, all of it
+relative error of the weight w_j. (The errors of softmax are those of its exponents: Blanchard,
+Higham and Higham, "Accurately computing the log-sum-exp and softmax functions", 2021.)
+
+Weights to result. With o = sum p_j v_j, p_j = w_j / sum w, weights that are off by exp(eta_j),
+|eta_j| <= delta_j <= d, give an o' with do/deta_j = p_j (v_j - o) along the way, where p_j grows to
+exp(2d) p_j at most and o moves by E at most, so that
+
+    E <= exp(2d) (A + E B),  A = sum p_j delta_j |v_j - o|,  B = sum p_j delta_j
+
+which is solved for E; |v_j - o| is bounded by |v_j| + |o|. Then come: P rounded (u_p sum p|v|, and
+what is below its smallest number relative to the largest weight), V dequantised, sums over L
+tokens and the tiles' rescalings, partial results, the division, the rounding of the output.
+
+Exact sums. Where all products and all partial sums of q . k have few enough bits, equal scores are
+equal bits, so that the tokens with the largest score have weight one exactly; all others together
+have some small weight, which is counted as lost. What is left is a division and a rounding.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.dtypes import CacheDtype
+from kvfuzz.model.target import Precision
+
+FP32 = 2.0**-24
+SUMS = 2.0**-23
+CUT = 2.0**-10
+"""Of an operand of which ten bits of mantissa are kept."""
+FEW = 8
+"""Units of a function of a number, such as exp2 or tanh, and of a division: a few, generously."""
+EXACT_BITS = 20
+"""Bits up to which integers add up exactly in fp32, however a dot aligns them: some below 24."""
+VACUOUS = 0.25
+"""A relative error of weights from which on nothing is bounded."""
+
+
+class Scoring(NamedTuple):
+    """How scores are made of q . k."""
+
+    scale: float
+    cap: float
+    """0 for none."""
+    slopes: Tensor | None
+    """`[Hq]` fp64."""
+    sinks: Tensor | None
+    """`[Hq]` fp64."""
+
+
+class Numerics(NamedTuple):
+    """What is rounded, and how."""
+
+    precision: Precision
+    model: CacheDtype
+    is_quantised: bool
+    """Whether K and V are code * scale."""
+
+    def unit(self, held: str) -> float:
+        """The unit roundoff of what is held as `held`."""
+        return FP32 if held == "fp32" else unit(self.model)
+
+
+class Bounded(NamedTuple):
+    """Numbers in fp64, and how far from each a result may be; of one shape."""
+
+    value: Tensor
+    bound: Tensor
+
+
+def unit(dtype: CacheDtype) -> float:
+    """The largest relative error of one rounding to `dtype`."""
+    return float(2.0 ** -(dtype.mantissa_bits + 1))
+
+
+def smallest(dtype: CacheDtype) -> float:
+    """The smallest positive number of `dtype`."""
+    return float(2.0 ** (1 - dtype.bias - dtype.mantissa_bits))
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    distance: Tensor,
+    seen: Tensor,
+    how: Scoring,
+    numerics: Numerics,
+) -> Bounded:
+    """Queries `[T, Hq, D]` over keys `[L, H, D]` and values `[L, H, Dv]`, all fp64.
+
+    `distance` and `seen` are `[T, L]`: position of the query less that of the key, and whether it
+    sees it; each query sees some key.
+    """
+    group = query.shape[1] // keys.shape[1]
+    found = [
+        _head(
+            query[:, head],
+            keys[:, head // group],
+            values[:, head // group],
+            distance,
+            seen,
+            how._replace(
+                slopes=None if how.slopes is None else how.slopes[head],
+                sinks=None if how.sinks is None else how.sinks[head],
+            ),
+            numerics,
+        )
+        for head in range(query.shape[1])
+    ]
+    return Bounded(*(torch.stack(each, dim=1) for each in zip(*found, strict=True)))
+
+
+def _head(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    distance: Tensor,
+    seen: Tensor,
+    how: Scoring,
+    numerics: Numerics,
+) -> Bounded:
+    precision = numerics.precision
+    length, tiles = k.shape[0], -(-k.shape[0] // precision.tile) + 1
+    score, size = (q @ k.T) * how.scale, (q.abs() @ k.abs().T) * how.scale
+    cut = CUT if precision.fp32_dot == "tf32" and numerics.model.itemsize == 4 else 0.0
+    dequantised = (FP32 + numerics.unit(precision.dequantised)) if numerics.is_quantised else 0.0
+    scaled = unit(numerics.model) if precision.scaled_query else 0.0
+    off = size * (
+        (1 + SUMS) ** (q.shape[1] + 4) * (1 + cut) ** 2 * (1 + dequantised) * (1 + scaled) - 1
+    )
+    if how.cap:
+        score = how.cap * torch.tanh(score / how.cap)
+        off = off + FEW * FP32 * (how.cap + score.abs())
+    if how.slopes is not None:
+        score = score - how.slopes * distance
+        off = off + 4 * FP32 * (how.slopes * length + score.abs())
+    score = score.masked_fill(~seen, -math.inf)
+    largest = score.amax(-1, keepdim=True)
+    if how.sinks is not None:
+        largest = torch.maximum(largest, how.sinks)
+    weight = torch.exp(score - largest)
+    total = weight.sum(-1, keepdim=True)
+    if how.sinks is not None:
+        total = total + torch.exp(how.sinks - largest)
+    p = weight / total
+    value, mass = p @ v, p @ v.abs()
+    # Of weights and their sum: exponents of numbers as large as the scores, and the rescalings.
+    spread = score.masked_fill(~seen, 0.0).abs() + largest.abs()
+    delta = (off + 4 * FP32 * spread + FEW * FP32 * (tiles + 1)).masked_fill(~seen, 0.0)
+    rounded = numerics.unit(precision.weights)
+    sums = (1 + SUMS) ** (length + 2 * tiles + FEW) - 1
+    lost = 0.0 if precision.weights == "fp32" else smallest(numerics.model)
+    common = (
+        mass * (dequantised + 2 * cut + numerics.unit(precision.partial) * 2 + 2 * sums)
+        + value.abs() * (2 * sums + 2 * FEW * FP32)
+        + lost * (v.abs().T @ seen.T.double()).T / total
+    )
+    general = _moved(p, delta, v, value, mass) + mass * rounded + common
+    bound = torch.where(
+        _is_exact(q, k, v, seen, how)[:, None],
+        _of_winners(weight, total, v, value) + value.abs() * 2 * FEW * FP32,
+        general,
+    )
+    model = numerics.model
+    return Bounded(value, bound + unit(model) * (value.abs() + bound) + smallest(model))
+
+
+def _moved(p: Tensor, delta: Tensor, v: Tensor, value: Tensor, mass: Tensor) -> Tensor:
+    """E of the docstring, infinite where weights are too far off for any."""
+    d = delta.amax(-1, keepdim=True)
+    b = (p * delta).sum(-1, keepdim=True)
+    a = (p * delta) @ v.abs() + value.abs() * b
+    grown = torch.exp(2 * d)
+    solved = grown * a / (1 - grown * b)
+    return torch.where((d > VACUOUS) | (grown * b > VACUOUS), math.inf, solved)
+
+
+def _of_winners(weight: Tensor, total: Tensor, v: Tensor, value: Tensor) -> Tensor:
+    """How far the result is from the mean over the tokens of weight one, doubled."""
+    rest = torch.where(weight == 1, 0.0, weight)
+    share = rest.sum(-1, keepdim=True) / total
+    return 2 * (rest @ v.abs() / total + share * value.abs())
+
+
+def _is_exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, how: Scoring) -> Tensor:
+    """Of which queries all sums are exact, whatever their order; bool `[T]`."""
+    exact = torch.zeros(len(q), dtype=torch.bool, device=q.device)
+    if how.cap or how.slopes is not None or how.sinks is not None:
+        return exact
+    some = seen.any(0)
+    k, v = k[some], v[some]
+    quanta = _quantum(q) * _quantum(k)
+    sizes = q.abs() @ k.abs().T
+    sums = v.abs().sum(0).amax()
+    if sums >= _quantum(v) * 2.0**EXACT_BITS:
+        return exact
+    return sizes.amax(-1) < quanta * 2.0**EXACT_BITS
+
+
+def _quantum(numbers: Tensor) -> float:
+    """The largest power of two that all numbers, not all zero, are multiples of; 1 for zeros."""
+    mantissa, exponent = torch.frexp(numbers[numbers != 0])
+    if not len(mantissa):
+        return 1.0
+    whole = (mantissa * 2.0**53).to(torch.int64)
+    lowest = (whole & -whole).double() * torch.exp2(exponent.double() - 53)
+    return float(lowest.min())

@@ -1,0 +1,113 @@
+"""The reference of attention: what `kvfuzz.model.ops.attention` says, in fp64, by sequence.
+
+Elements are found by fields and metadata; those of K and V that no query sees are not read.
+"""
+
+import torch
+from torch import Tensor
+
+from kvfuzz.model.case import Step
+from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.target import Precision
+from kvfuzz.oracles.attention_bound import Bounded, Numerics, Scoring, attend
+from kvfuzz.oracles.codec import decode, encode
+from kvfuzz.oracles.memory import Memory
+from kvfuzz.oracles.writes import Stored
+
+
+def attention(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
+    """What the step must store: a row of the output for every query token of every sequence."""
+    lengths = _numbers(memory, step, "seq_lens")
+    if "query_start_loc" in step.fields:
+        starts = _numbers(memory, step, "query_start_loc")
+    else:
+        starts = torch.arange(len(lengths) + 1, device=memory.device)
+    model = DTYPES[memory.case.bound_field(step, "query").dtype]
+    cache = DTYPES[memory.case.bound_field(step, "key_cache").dtype]
+    numerics = Numerics(precision, model, cache.is_quantised)
+    how = _scoring(memory, step)
+    found: list[tuple[Tensor, Bounded]] = []
+    for number, length in enumerate(lengths.tolist()):
+        rows = torch.arange(int(starts[number]), int(starts[number + 1]), device=memory.device)
+        if len(rows):
+            found.append((rows, _sequence(memory, step, number, length, rows, how, numerics)))
+    rows = torch.cat([each for each, _ in found])
+    value, bound = (torch.cat(each) for each in zip(*(one for _, one in found), strict=True))
+    field = memory.case.bound_field(step, "output")
+    _, at = memory.at(step, "output", **_whole(rows, field.extents["head"], field.extents["dim"]))
+    codes = encode(value.float(), DTYPES[field.dtype])
+    return [Stored(field, at, codes, converted=True, within=Bounded(value, bound))]
+
+
+def _scoring(memory: Memory, step: Step) -> Scoring:
+    scalars, fp32 = step.scalars, DTYPES["fp32"]
+    heads = memory.case.bound_field(step, "query").extents["head"]
+
+    def of_heads(parameter: str) -> Tensor | None:
+        if parameter not in step.fields:
+            return None
+        codes = memory.read(step, parameter, head=torch.arange(heads, device=memory.device))
+        return decode(codes, fp32).double()
+
+    scale = fp32.decode(int(scalars["scale_bits"]))
+    return Scoring(scale, float(scalars["cap"]), of_heads("alibi_slopes"), of_heads("sinks"))
+
+
+def _numbers(memory: Memory, step: Step, parameter: str) -> Tensor:
+    """All elements of a vector that a target is handed."""
+    (count,) = memory.case.tensor(step.tensors[parameter]).shape
+    return memory.integers(step, parameter, token=torch.arange(count, device=memory.device))
+
+
+def _whole(tokens: Tensor, heads: int, dims: int) -> dict[str, Tensor]:
+    """Coordinates `[tokens, heads, dims]` of whole tokens."""
+    return {
+        "token": tokens[:, None, None],
+        "head": torch.arange(heads, device=tokens.device)[:, None],
+        "dim": torch.arange(dims, device=tokens.device),
+    }
+
+
+def _sequence(
+    memory: Memory,
+    step: Step,
+    number: int,
+    length: int,
+    rows: Tensor,
+    how: Scoring,
+    numerics: Numerics,
+) -> Bounded:
+    """The output rows of one sequence `[T, Hq, Dv]`."""
+    field = memory.case.bound_field(step, "query")
+    at = _whole(rows, field.extents["head"], field.extents["dim"])
+    query = decode(memory.read(step, "query", **at), numerics.model).double()
+    positions = torch.arange(length - len(rows), length, device=memory.device)
+    window = int(step.scalars["window"]) or length
+    # The first query sees the earliest tokens.
+    tokens = torch.arange(max(0, length - len(rows) + 1 - window), length, device=memory.device)
+    keys, values = (
+        _elements(memory, step, number, tokens, cache, scale)
+        for cache, scale in (("key_cache", "k_scale"), ("value_cache", "v_scale"))
+    )
+    distance = positions[:, None] - tokens
+    seen = (distance >= 0) & (distance < window)
+    return attend(query, keys, values, distance.double(), seen, how, numerics)
+
+
+def _elements(
+    memory: Memory, step: Step, number: int, tokens: Tensor, cache: str, scale: str
+) -> Tensor:
+    """K or V of tokens of a sequence in fp64: `[tokens, heads, dims]`, code * scale exactly."""
+    field = memory.case.bound_field(step, cache)
+    size, dtype = field.extents["token"], DTYPES[field.dtype]
+    columns = tokens // size
+    block = memory.integers(
+        step, "block_table", token=torch.full_like(tokens, number), dim=columns
+    )[:, None, None]
+    at = _whole(tokens % size, field.extents["head"], field.extents["dim"])
+    found = decode(memory.read(step, cache, block=block, **at), dtype).double()
+    if not dtype.is_quantised:
+        return found
+    along = {axis: each for axis, each in (at | {"block": block}).items() if axis != "dim"}
+    codes = memory.read(step, scale, **along)
+    return found * decode(codes, DTYPES["fp32"]).double()

@@ -1,0 +1,176 @@
+"""Scenes of attention: a cache as the row says, sequences that begin with their first token, and of
+each how many of its last tokens are queries."""
+
+from msgspec.structs import replace
+
+from kvfuzz.model.dtypes import DTYPES, itemsize
+from kvfuzz.model.fill import FP32_ONE
+from kvfuzz.model.ops.attention import SHARED, AttentionScene
+from kvfuzz.model.placement import place
+from kvfuzz.model.plan import Sequence
+from kvfuzz.strategies.batches import occupancy
+from kvfuzz.strategies.boundary import Boundary
+from kvfuzz.strategies.choices import Choices, chance, fill_seed, number, pick, rarely
+from kvfuzz.strategies.layers import drawn_layer, layer_name, layer_of_several, plan_of
+from kvfuzz.strategies.rows import Row
+from kvfuzz.strategies.scales import scale_pair
+
+MOST_SPARE = 5
+"""Rows and entries behind a batch, at most."""
+MOST_WINDOW = 300
+CAPS = (30, 50, 5)
+"""What scores are kept below: Gemma 2 has 50 in its layers and 30 at its end; a low one bites."""
+WORK = 1 << 18
+"""Scores of a sequence, about, where it need not have more."""
+FAR_APART = ("split_4", "split_12")
+"""Patterns of block ids that a sequence alone shows after many blocks."""
+SMALL = 4
+"""Powers of two by which the scales of integers are smaller than those of floats."""
+USUAL = 5
+"""All but one in so many scenes scale scores by one over the root of the head size."""
+OPPOSITE = 4
+"""One in so many mixed batches has its prompts first."""
+
+BOUNDARIES: tuple[Boundary, ...] = (
+    Boundary({"phase": "decode", "sequences": "3"}, "one query token each, at other lengths"),
+    Boundary({"phase": "mixed", "queries_per_kv": "3"}, "rows of a tile that are another's"),
+    Boundary({"layout": "hybrid", "block_ids": "shuffled"}, "page stride of a decode, 45111"),
+    Boundary({"layout": "content_packed", "block_ids": "shuffled"}, "token stride that is no row"),
+    Boundary({"order": "hnd", "layout": "blocks_first"}, "head stride"),
+    Boundary({"order": "x_packed_v", "phase": "mixed"}, "interleaved V, a prompt behind a context"),
+    Boundary({"order": "x_packed", "last_offset": "inside"}, "slots behind a sequence, 47305"),
+    Boundary({"last_offset": "first", "sequences": "3"}, "one token in the last block"),
+    Boundary({"window": "cuts", "phase": "extend"}, "blocks in front of a window"),
+    Boundary({"window": "cuts", "phase": "decode"}, "a window that begins inside a block"),
+    Boundary({"block_size": "48", "phase": "decode"}, "tiles that lie across blocks, 39810"),
+    Boundary({"block_size": "784", "layout": "hybrid"}, "blocks larger than a tile"),
+    Boundary({"block_size": "1"}, "a token a block"),
+    Boundary({"sinks": "some", "window": "cuts"}, "gpt-oss"),
+    Boundary({"softcap": "some", "phase": "mixed"}, "Gemma 2"),
+    Boundary({"alibi_slopes": "some", "phase": "extend"}, "a bias by position"),
+    Boundary({"scale": "general", "phase": "mixed"}, "K and V with scales of their own"),
+    Boundary({"granularity": "token_head_inline"}, "scales inside of pages"),
+    Boundary({"values": "exact", "table": "wide"}, "one wrong token among many shows"),
+    Boundary({"values": "exact", "sequences": "3", "phase": "mixed"}, "the same over sequences"),
+    Boundary({"value_size": "narrower"}, "V narrower than K"),
+    Boundary({"idle": "some"}, "a padded request: no tokens at all"),
+    Boundary({"row_count": "more", "metadata": "wider"}, "a batch padded to a captured size"),
+    Boundary({"reach": "past_2g_elements"}, "32-bit offsets of blocks"),
+    Boundary({"head_size": "80"}, "heads that are no power of two"),
+)
+
+
+def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
+    """The scene of `row`; what the row leaves open is drawn."""
+    layer = drawn_layer(choices, row)
+    page, element = layer.geometry, itemsize(layer.cache_dtype)
+    index, count = layer_of_several(choices, row)
+    is_idle = row["idle"] == "some"
+    total = int(row["sequences"])
+    drawn = total if not is_idle else total - 1 if row["block_ids"] not in FAR_APART else 2
+    occupied = occupancy(
+        choices,
+        {**row, "sequences": str(drawn), "padding": "none"},
+        page,
+        layers=count,
+        side_bytes=page.block_size * page.num_kv_heads * page.head_size * element,
+        block_stride=place(layer, count=count).k.block,
+        writes=False,
+        from_start=True,
+        least=_least(row),
+    )
+    sequences = _with_queries(choices, row, op, occupied.batch.sequences)
+    longest = max(each.start + each.length for each in sequences)
+    if is_idle:
+        at = number(choices, 0, len(sequences))
+        sequences = (*sequences[:at], Sequence((), 0, 0), *sequences[at:])
+    k_scale, v_scale = _scales(choices, row)
+    gapped = row["rows"] == "gapped"
+    return AttentionScene(
+        op=op,
+        layer=layer_name(index),
+        plan=plan_of(layer, count, occupied.num_blocks, occupied.state_blocks),
+        batch=replace(occupied.batch, sequences=sequences),
+        model_dtype=row["model_dtype"],
+        k_scale=k_scale,
+        v_scale=v_scale,
+        softmax_scale=_softmax_scale(choices, page.head_size),
+        queries_per_kv=int(row["queries_per_kv"]),
+        window=_window(choices, row, longest),
+        softcap=pick(choices, CAPS) if row["softcap"] == "some" else 0,
+        sinks=row["sinks"] == "some",
+        alibi=row["alibi_slopes"] == "some",
+        values=row["values"],
+        row_gap=pick(choices, (page.head_size, 16, 3 * page.head_size)) if gapped else 0,
+        spare_rows=number(choices, 1, MOST_SPARE) if row["row_count"] == "more" else 0,
+        spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
+        fill_seed=fill_seed(choices),
+    )
+
+
+def _least(row: Row) -> tuple[int, int]:
+    """The tokens that a sequence has at least, and the last one, for its phase to show."""
+    each, last = {"decode": (1, 1), "prefill": (1, 2), "extend": (2, 3), "mixed": (2, 3)}[
+        row["phase"]
+    ]
+    return each, max(last, 2 if row["window"] == "cuts" else 1)
+
+
+def _with_queries(
+    choices: Choices, row: Row, op: str, whole: tuple[Sequence, ...]
+) -> tuple[Sequence, ...]:
+    """The sequences with some of their tokens as queries. The last one has several; engines put
+    decodes before what extends a context, and that before prompts."""
+    phase, found = row["phase"], []
+    heads = int(row["num_kv_heads"]) * int(row["queries_per_kv"])
+    has_prompt = False
+    for index, sequence in enumerate(whole):
+        tokens, is_last = sequence.length, index == len(whole) - 1
+        if phase == "decode":
+            new = 1
+        elif phase == "prefill" or (phase == "mixed" and (has_prompt or is_last)):
+            new = tokens
+        elif phase == "mixed" and index and chance(choices, 2):
+            new, has_prompt = tokens, True
+        else:
+            least = 2 if is_last else 1
+            most = min(tokens - 1, max(least, WORK // (tokens * heads))) - least
+            new = least + rarely(choices, min(8, most), most)
+        found.append(replace(sequence, start=tokens - new, length=new))
+    if phase == "mixed" and op != SHARED and chance(choices, OPPOSITE):
+        found[0], found[-1] = _swapped(found[0], found[-1])
+    return tuple(found)
+
+
+def _swapped(first: Sequence, last: Sequence) -> tuple[Sequence, Sequence]:
+    """A prompt first, and a context before the last tokens; the last has three tokens or more."""
+    first = replace(first, start=0, length=first.start + first.length)
+    return first, replace(last, start=1, length=last.length - 1)
+
+
+def _scales(choices: Choices, row: Row) -> tuple[int, int]:
+    """Scales as for a gather; integers, which are about as large as their scale is small, get
+    smaller ones."""
+    if row["values"] == "exact" and DTYPES[row["cache_dtype"]].is_integer:
+        return FP32_ONE, FP32_ONE
+    k_scale, v_scale = scale_pair(choices, row)
+    if DTYPES[row["cache_dtype"]].is_integer and row["scale"] != "unit":
+        less = SMALL << DTYPES["fp32"].mantissa_bits
+        return k_scale - less, v_scale - less
+    return k_scale, v_scale
+
+
+def _softmax_scale(choices: Choices, head_size: int) -> int:
+    fp32 = DTYPES["fp32"]
+    if chance(choices, USUAL):
+        return fp32.encode(2.0 ** -number(choices, 1, 4))
+    return fp32.encode(head_size**-0.5)
+
+
+def _window(choices: Choices, row: Row, longest: int) -> int:
+    """A window; one that cuts is shorter than the longest sequence."""
+    if row["window"] == "none":
+        return 0
+    if row["window"] == "wide":
+        return longest + number(choices, 0, MOST_WINDOW)
+    return 1 + rarely(choices, min(16, longest - 2), longest - 2)
