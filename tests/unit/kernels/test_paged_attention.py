@@ -190,6 +190,7 @@ def test_heads_that_do_not_divide_into_groups_are_refused_before_any_launch():
 def test_no_sequences_launch_nothing(lane):
     decode = Decode([3])
     decode.query, decode.output = decode.query[:0], decode.output[:0]
+    decode.lengths = decode.lengths[:0]
     with lane.observe() as access:
         decode.run()
     assert access.launches == []
