@@ -171,6 +171,21 @@ SHIPPED: tuple[Listed, ...] = (
         "vLLM's Triton gather of the sparse indexer's keys; needs --source vllm=DIR",
     ),
     Listed(
+        "vllm:unified_attention",
+        "unified_attention",
+        "vLLM's Triton attention of any number of query tokens; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:paged_attention_2d",
+        "paged_attention",
+        "vLLM's Triton decode of ROCM_ATTN over x-packed pages; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:chunked_prefill_paged_decode",
+        "unified_attention",
+        "vLLM's Triton attention of ROCM_ATTN over x-packed pages; needs --source vllm=DIR",
+    ),
+    Listed(
         "vllm:quantize_and_insert_k_cache",
         "quantize_and_insert_k_cache",
         "vLLM's Triton writer of DeepSeek V4's cache; needs --source vllm=DIR",

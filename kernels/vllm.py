@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import vllm_copies, vllm_latent, vllm_quant, vllm_slots
+from kvfuzz.kernels import vllm_attention, vllm_copies, vllm_latent, vllm_quant, vllm_slots
 from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contract_table import CONVENTIONAL
 from kvfuzz.kernels.contracts import bind
@@ -60,6 +60,9 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:indexer_quant_and_cache": vllm_latent.index_writer,
         "vllm:gather_indexer": vllm_latent.index_gather,
         "vllm:quantize_and_insert_k_cache": vllm_latent.v4_writer,
+        "vllm:unified_attention": vllm_attention.unified,
+        "vllm:paged_attention_2d": vllm_attention.paged,
+        "vllm:chunked_prefill_paged_decode": vllm_attention.chunked,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(

@@ -1,8 +1,9 @@
 """dead_bytes: no result depends on bytes that, by contract, nothing may depend on.
 
 What is dead is in `kvfuzz.oracles.liveness`. Two runs hold other finite bytes there, and a third
-holds NaNs, which 0 * x does not hide; a target may declare that it relies on finite ones. Stale
-entries of a block table become other blocks, since an engine leaves ids of real blocks there.
+holds NaNs, which 0 * x does not hide; a target may declare that it relies on finite ones. What an
+engine has written itself (tokens in front of a window) is no NaN in any of them. Stale entries of a
+block table become other blocks, since an engine leaves ids of real blocks there.
 Where every read is recorded and none is of a dead byte, nothing can depend on one and nothing runs
 again. A dead byte that is read to no effect is a hazard.
 """
@@ -68,6 +69,10 @@ def _images(base: Run, byte: int | None, by: int) -> dict[str, Tensor]:
             images[name] = before.masked_fill(~live, byte)
         else:
             images[name] = _with_nans(base.case, name, before, live)
+    for each in base.expectation.numbers if byte is None else ():
+        if (name := each.field.buffer) in images:
+            at = image.element_bytes(each.at, each.field.dtype)
+            images[name][at] = base.before[name][at]
     return images
 
 

@@ -41,6 +41,8 @@ class Expectation:
     stored: list[Stored] = field(default_factory=list)
     loaded: list[Elements] = field(default_factory=list)
     """What the references read."""
+    numbers: list[Elements] = field(default_factory=list)
+    """What they do not read, and an engine has written: any numbers, but no NaN."""
 
     @property
     def written(self) -> frozenset[str]:
@@ -187,4 +189,4 @@ def expect(
             image.write(images[name], stored.at, stored.field.dtype, stored.codes)
             image.mark(must[name], stored.at, stored.field.dtype)
             all_stored.append(stored)
-    return Expectation(images, must, all_stored, memory.loaded)
+    return Expectation(images, must, all_stored, memory.loaded, memory.numbers)

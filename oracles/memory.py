@@ -31,6 +31,7 @@ class Memory:
         self.case = case
         self.images = images
         self.loaded: list[Elements] = []
+        self.numbers: list[Elements] = []
         self.device = next(iter(images.values())).device
 
     def read(self, step: Step, parameter: str, **coordinates: Tensor) -> Tensor:
@@ -39,6 +40,13 @@ class Memory:
         at = image.positions(self.case, field, **coordinates)
         self.loaded.append(Elements(parameter, field, at))
         return image.read(self.images[field.buffer], at, field.dtype)
+
+    def holds_numbers(self, step: Step, parameter: str, **coordinates: Tensor) -> None:
+        """Say of elements that are not read that an engine has written them, so that they may hold
+        any numbers, but no NaN."""
+        field = self.case.bound_field(step, parameter)
+        at = image.positions(self.case, field, **coordinates)
+        self.numbers.append(Elements(parameter, field, at))
 
     def integers(self, step: Step, parameter: str, **coordinates: Tensor) -> Tensor:
         """The same of a metadata tensor, as signed integers."""

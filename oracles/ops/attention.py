@@ -14,6 +14,8 @@ from kvfuzz.oracles.codec import decode, encode
 from kvfuzz.oracles.memory import Memory
 from kvfuzz.oracles.writes import Stored
 
+SIDES = (("key_cache", "k_scale"), ("value_cache", "v_scale"))
+
 
 def attention(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
     """What the step must store: a row of the output for every query token of every sequence."""
@@ -84,14 +86,29 @@ def _sequence(
     positions = torch.arange(length - len(rows), length, device=memory.device)
     window = int(step.scalars["window"]) or length
     # The first query sees the earliest tokens.
-    tokens = torch.arange(max(0, length - len(rows) + 1 - window), length, device=memory.device)
-    keys, values = (
-        _elements(memory, step, number, tokens, cache, scale)
-        for cache, scale in (("key_cache", "k_scale"), ("value_cache", "v_scale"))
-    )
+    first = max(0, length - len(rows) + 1 - window)
+    tokens = torch.arange(first, length, device=memory.device)
+    keys, values = (_elements(memory, step, number, tokens, cache, scale) for cache, scale in SIDES)
+    if first:
+        _written_before(memory, step, number, first)
     distance = positions[:, None] - tokens
     seen = (distance >= 0) & (distance < window)
     return attend(query, keys, values, distance.double(), seen, how, numerics)
+
+
+def _written_before(memory: Memory, step: Step, number: int, count: int) -> None:
+    """The first `count` tokens of a sequence, which no query sees, were written all the same."""
+    ids = memory.case.integers(step, "block_table")
+    width = memory.case.tensor(step.tensors["block_table"]).shape[1]
+    row = torch.tensor(ids[number * width : (number + 1) * width], device=memory.device)
+    tokens = torch.arange(count, device=memory.device)
+    for cache, _ in SIDES:
+        field = memory.case.bound_field(step, cache)
+        columns = tokens // field.extents["token"]
+        at = _whole(tokens % field.extents["token"], field.extents["head"], field.extents["dim"])
+        memory.holds_numbers(step, cache, block=row[columns][:, None, None], **at)
+    # An engine may have put the null block in their place, which holds numbers, too.
+    memory.holds_numbers(step, "block_table", token=torch.full_like(columns, number), dim=columns)
 
 
 def _elements(

@@ -52,6 +52,7 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"granularity": "token_head_inline"}, "scales inside of pages"),
     Boundary({"values": "exact", "table": "wide"}, "one wrong token among many shows"),
     Boundary({"values": "exact", "sequences": "3", "phase": "mixed"}, "the same over sequences"),
+    Boundary({"values": "low", "window": "cuts"}, "tiles that a query sees nothing of"),
     Boundary({"value_size": "narrower"}, "V narrower than K"),
     Boundary({"idle": "some"}, "a padded request: no tokens at all"),
     Boundary({"row_count": "more", "metadata": "wider"}, "a batch padded to a captured size"),
@@ -82,8 +83,8 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
     sequences = _with_queries(choices, row, op, occupied.batch.sequences)
     longest = max(each.start + each.length for each in sequences)
     if is_idle:
-        at = number(choices, 0, len(sequences))
-        sequences = (*sequences[:at], Sequence((), 0, 0), *sequences[at:])
+        # Engines pad a batch of requests at its end.
+        sequences = (*sequences, Sequence((), 0, 0))
     k_scale, v_scale = _scales(choices, row)
     gapped = row["rows"] == "gapped"
     return AttentionScene(
@@ -151,7 +152,7 @@ def _swapped(first: Sequence, last: Sequence) -> tuple[Sequence, Sequence]:
 def _scales(choices: Choices, row: Row) -> tuple[int, int]:
     """Scales as for a gather; integers, which are about as large as their scale is small, get
     smaller ones."""
-    if row["values"] == "exact" and DTYPES[row["cache_dtype"]].is_integer:
+    if row["values"] != "spread" and DTYPES[row["cache_dtype"]].is_integer:
         return FP32_ONE, FP32_ONE
     k_scale, v_scale = scale_pair(choices, row)
     if DTYPES[row["cache_dtype"]].is_integer and row["scale"] != "unit":

@@ -34,9 +34,10 @@ from kvfuzz.model.vocabulary import Levels
 
 PAGED, UNIFIED, SHARED = "paged_attention", "unified_attention", "shared_kv_attention"
 ATTENTION_OPS: Levels = (PAGED, UNIFIED, SHARED)
-ATTENTION_VALUES: Levels = ("spread", "exact")
-"""What the numbers are: spread over a few binades; or few enough, and such, that all weights are
-zero or one and all sums exact, so that one wrong token among thousands shows."""
+ATTENTION_VALUES: Levels = ("spread", "exact", "low")
+"""What the numbers are: spread over a few binades; few enough, and such, that all weights are zero
+or one and all sums exact, so that one wrong token among thousands shows; or such that all scores
+are about -20, which half precision cannot hold the exponential of."""
 MOST_QUERIES_PER_KV = 128
 MOST_CAP = 1 << 16
 
@@ -95,4 +96,5 @@ def check(scene: AttentionScene) -> None:
         scene.op != PAGED or all(each.length == 1 for each in scene.batch.sequences),
         f"{PAGED} with {[each.length for each in scene.batch.sequences]} query tokens: one each",
     )
+    require(not (scene.sinks and scene.alibi), "sinks with ALiBi, which no model has")
     require(not scene.batch.padding, "padding rows are those of a write")

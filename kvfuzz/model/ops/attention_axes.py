@@ -82,7 +82,9 @@ def _scale(case: Program) -> str:
 
 def _values(case: Program) -> str:
     fill = case.buffer(case.bound_buffer(case.steps[0], "query")).fill
-    return ATTENTION_VALUES[isinstance(fill, ChoiceFill)]
+    if not isinstance(fill, ChoiceFill):
+        return "spread"
+    return "exact" if 0 in fill.codes else "low"
 
 
 def _rows(case: Program) -> str:
@@ -177,12 +179,22 @@ ATTENTION_RULES: tuple[Rule, ...] = (
         ("phase", "block_size"),
         lambda phase, size: phase in ("decode", "extend") or int(size) <= LARGEST_PROMPT_BLOCK,
     ),
+    # With a sink a bias that is the same for all tokens of a query counts, and kernels count the
+    # distance of ALiBi from where they like; no model has both.
+    Rule(("sinks", "alibi_slopes"), lambda sinks, slopes: "none" in (sinks, slopes)),
     # Sums are exact where weights are one or zero, and scales powers of two.
     *(
-        Rule((axis, "values"), lambda level, values: values == "spread" or level == "none")
+        Rule((axis, "values"), lambda level, values: values != "exact" or level == "none")
         for axis in ("softcap", "sinks", "alibi_slopes")
     ),
-    Rule(("scale", "values"), lambda scale, values: values == "spread" or scale != "general"),
+    Rule(("scale", "values"), lambda scale, values: values != "exact" or scale != "general"),
+    # Of integers a scale of its own would make others of them.
+    Rule(
+        ("cache_dtype", "scale", "values"),
+        lambda cache, scale, values: (
+            values != "low" or not DTYPES[cache].is_integer or scale == "unit"
+        ),
+    ),
 )
 
 

@@ -33,6 +33,9 @@ HOT = 12
 """The power of two that exact queries have: large enough that one step of a score is exp(-100)."""
 MOST_V = 8
 """The largest integer of an exact V: every format here has all up to it."""
+NEAR_ONE = (0.75, 1.0, 1.25, 1.5)
+LOW = 20.0
+"""About what a low score is below zero."""
 SINK_STEPS = 16
 MARGIN = 7
 """By how many tokens at most the host's bounds of lengths are above them."""
@@ -81,6 +84,7 @@ def _scalars(scene: AttentionScene) -> dict[str, int | str]:
         "scale_bits": scene.softmax_scale,
         "window": scene.window,
         "cap": scene.softcap,
+        "num_rows": scene.batch.num_tokens,
         "max_query_len": max(lengths),
         "max_seq_len": max(ends) + more,
         "kv_cache_layout": SPELT[scene.attention.order],
@@ -105,6 +109,8 @@ def _cache_fill(scene: AttentionScene, field: Field, scale: int) -> Fill:
     if scene.values == "exact":
         numbers = (0.0, 1.0) if field.name == "k" else range(-MOST_V, MOST_V + 1)
         return _choices(scene, dtype.name, [each / of_one for each in numbers])
+    if scene.values == "low" and field.name == "k":
+        return _choices(scene, dtype.name, [-each / of_one for each in NEAR_ONE])
     if dtype.is_integer:
         return _choices(scene, dtype.name, list(range(-MOST_V, MOST_V + 1)))
     low, high = (each - math.frexp(of_one)[1] + 1 + dtype.bias for each in CACHE_BINADES)
@@ -122,6 +128,10 @@ def _query(scene: AttentionScene) -> Metadata:
     fill: Fill
     if scene.values == "exact":
         fill = _choices(scene, dtype.name, [0.0, 0.0, 0.0, 2.0**HOT])
+    elif scene.values == "low":
+        size = scene.attention.geometry.head_size
+        one = LOW / (size * DTYPES["fp32"].decode(scene.softmax_scale))
+        fill = _choices(scene, dtype.name, [one * each for each in NEAR_ONE])
     else:
         low, high = (each + dtype.bias for each in QUERY_BINADES)
         fill = FloatFill(scene.fill_seed, dtype.name, low, high)
