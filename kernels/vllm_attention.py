@@ -71,15 +71,16 @@ def unified(tree: SourceTree, arch: str) -> Adapter:
     pages = pages_of(tree.root, path.read_text() if path.is_file() else "")
 
     def call(tensors: Tensors, scalars: Scalars) -> None:
-        query, window = tensors["query"], int(scalars["window"])
-        options: dict[str, Any] = _parts(query, tensors["output"].shape[2])
+        rows, window = int(scalars["num_rows"]), int(scalars["window"])
+        query, output = tensors["query"][:rows], tensors["output"][:rows]
+        options: dict[str, Any] = _parts(query, output.shape[2])
         if takes_mode and DTYPES[str(scalars["cache_dtype"])].is_quantised:
             options["kv_quant_mode"] = KVQuantMode.FP8_PER_TENSOR
         function(
             q=query,
             k=tensors["key_cache"],
             v=tensors["value_cache"],
-            out=tensors["output"],
+            out=output,
             cu_seqlens_q=tensors["query_start_loc"],
             max_seqlen_q=scalars["max_query_len"],
             seqused_k=tensors["seq_lens"],
@@ -134,10 +135,13 @@ def paged(tree: SourceTree, arch: str) -> Adapter:
     function = function_of(module, "chunked_prefill_paged_decode")
 
     def call(tensors: Tensors, scalars: Scalars) -> None:
-        # With one query token a sequence it launches nothing else, and takes no new K and V.
-        count = tensors["seq_lens"].shape[0]
-        starts = torch.arange(count + 1, dtype=torch.int32, device=tensors["query"].device)
-        _chunked(function, tensors, scalars, starts, (None, None))
+        # With one query token a sequence it launches nothing else, and does not read new K and V,
+        # whose shape it asks for: some tensor of that shape stands for them.
+        query = tensors["query"]
+        count, heads = tensors["seq_lens"].shape[0], tensors["key_cache"].shape[1]
+        starts = torch.arange(count + 1, dtype=torch.int32, device=query.device)
+        new = query[:count, :heads]
+        _chunked(function, tensors, scalars, starts, (new, new))
 
     domain = _x_packed(module, function, arch)
     return _adapter("paged_attention_2d", PAGED, call, domain, module)
@@ -165,7 +169,7 @@ def _chunked(
     tensors: Tensors,
     scalars: Scalars,
     query_start_loc: torch.Tensor,
-    new: tuple[torch.Tensor | None, torch.Tensor | None],
+    new: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     options = {"use_interleaved_v_cache": True} if _is_interleaved(scalars) else {}
     rows = int(scalars["num_rows"])
@@ -193,8 +197,8 @@ def _chunked(
 
 
 def _as_transposed(value_cache: torch.Tensor) -> torch.Tensor:
-    """V as the function gets it, `[num_blocks, num_kv_heads, head_size, block_size]`: an interleaved
-    one is reinterpreted by it."""
+    """V as the function gets it, `[num_blocks, num_kv_heads, head_size, block_size]`; an
+    interleaved one is reinterpreted."""
     if value_cache.dim() == 4:
         return value_cache
     blocks, heads, runs, size, run = value_cache.shape
