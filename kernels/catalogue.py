@@ -91,6 +91,11 @@ SHIPPED: tuple[Listed, ...] = (
         "kvfuzz's own attention of any number of query tokens over pages",
     ),
     Listed(
+        "builtin:merge_attn_states",
+        "merge_attn_states",
+        "kvfuzz's own merge of attention over two parts of a sequence",
+    ),
+    Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",
@@ -159,6 +164,11 @@ SHIPPED: tuple[Listed, ...] = (
         "vllm:copy_states",
         "copy_states",
         "vLLM's batched copy of Mamba states; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:merge_attn_states",
+        "merge_attn_states",
+        "vLLM's Triton merge of two parts of attention; needs --source vllm=DIR",
     ),
     Listed(
         "vllm:indexer_quant_and_cache",

@@ -233,6 +233,17 @@ CONTRACTS: dict[str, Contract] = {
             aliases=_CACHES,
         ),
         Contract(
+            op="merge_attn_states",
+            required=("output", "prefix_output", "prefix_lse", "suffix_output", "suffix_lse"),
+            optional=("output_lse", "prefill_tokens_with_context"),
+            aliases={"out": "output", "out_lse": "output_lse"},
+            derived={
+                "num_tokens": _size("output", 0),
+                "num_heads": _size("output", 1),
+                "head_size": _size("output", 2),
+            },
+        ),
+        Contract(
             op="copy_states",
             required=("state_0", "block_mapping"),
             optional=("state_1", "state_2"),

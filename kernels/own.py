@@ -17,6 +17,7 @@ from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.gather_indexer import gather_indexer
 from kvfuzz.kernels.builtin.gather_mla import gather_mla
 from kvfuzz.kernels.builtin.indexer_quant_and_cache import indexer_quant_and_cache
+from kvfuzz.kernels.builtin.merge_attn_states import merge_attn_states
 from kvfuzz.kernels.builtin.paged_attention import paged_attention
 from kvfuzz.kernels.builtin.per_token_head_quant import per_token_head_quant
 from kvfuzz.kernels.builtin.quantize_and_insert_k_cache import quantize_and_insert_k_cache
@@ -32,6 +33,7 @@ from kvfuzz.kernels.mutants.patches import BUILTIN, Mutant, mutants
 from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.axes import Domain, nearest
 from kvfuzz.model.ops.attention import ATTENTION_OPS
+from kvfuzz.model.ops.merge import MERGE_OP
 from kvfuzz.model.target import Precision, Quantise, TargetInfo, TargetSpec
 
 FUNCTIONS: dict[str, Callable[..., None]] = {
@@ -50,6 +52,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "quantize_and_insert_k_cache": quantize_and_insert_k_cache,
     "paged_attention": paged_attention,
     "unified_attention": unified_attention,
+    "merge_attn_states": merge_attn_states,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -101,6 +104,12 @@ PRECISION = Precision(
     source="kernels/builtin/unified_attention.py: all in fp32, dots of ieee precision",
 )
 
+PRECISIONS: dict[str, Precision] = {
+    **dict.fromkeys(ATTENTION_OPS, PRECISION),
+    MERGE_OP: Precision(weights="fp32", source="kernels/builtin/merge_attn_states.py: all in fp32"),
+}
+"""By op that computes numbers, what our own kernel holds in fewer bits than fp32: nothing."""
+
 REFUSALS = (NotImplementedError,)
 
 
@@ -110,8 +119,8 @@ def quantise_of(op: str) -> Quantise:
 
 
 def precision_of(op: str) -> Precision:
-    """What our own kernel of `op` holds in fewer bits than fp32: nothing."""
-    return PRECISION if op in ATTENTION_OPS else Precision()
+    """What our own kernel of `op` holds in fewer bits than fp32."""
+    return PRECISIONS.get(op, Precision())
 
 
 def builtin(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:

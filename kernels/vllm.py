@@ -12,7 +12,14 @@ from pathlib import Path
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import vllm_attention, vllm_copies, vllm_latent, vllm_quant, vllm_slots
+from kvfuzz.kernels import (
+    vllm_attention,
+    vllm_copies,
+    vllm_latent,
+    vllm_merge,
+    vllm_quant,
+    vllm_slots,
+)
 from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contract_table import CONVENTIONAL
 from kvfuzz.kernels.contracts import bind
@@ -57,6 +64,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:swap_blocks": vllm_copies.swap,
         "vllm:zero_blocks": vllm_copies.zero,
         "vllm:copy_states": vllm_copies.states,
+        "vllm:merge_attn_states": vllm_merge.merge,
         "vllm:indexer_quant_and_cache": vllm_latent.index_writer,
         "vllm:gather_indexer": vllm_latent.index_gather,
         "vllm:quantize_and_insert_k_cache": vllm_latent.v4_writer,

@@ -47,6 +47,8 @@ OFTEN: dict[str, dict[str, int]] = {
     "table": {"wide": 2},
     "num_blocks": {"3+": 4},
     "tokens": {"4": 3, "16": 2},
+    "num_tokens": {"3+": 4},
+    "num_heads": {"2": 3, "3": 2},
     "form": {"mixed": 3},
 }
 """How often a level is drawn where that is not once: what addressing bugs need to show (a second

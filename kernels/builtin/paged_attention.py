@@ -11,9 +11,8 @@ a second kernel merges them (split KV). The file stands alone: copy it, change a
     k_scale, v_scale         float32, as in gather_cache.py; a byte is read as float32(byte) * scale
     sinks, alibi_slopes      `[num_query_heads]` float32, or None
 
-Query heads are grouped: `num_query_heads / num_kv_heads` neighbours share a head of the cache. The
-softmax is taken online (Milakov and Gimelshein, 2018): a tile of tokens at a time, with what was
-summed so far scaled down whenever a larger score turns up.
+`num_query_heads / num_kv_heads` neighbouring query heads share a head of the cache. The softmax is
+taken online (Milakov and Gimelshein, 2018), as unified_attention.py says.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
@@ -30,42 +29,16 @@ QUANTISED = (
 )
 
 SIZES = (
-    "block_table_stride",
-    "query_row_stride",
-    "query_head_stride",
-    "query_dim_stride",
-    "k_block_stride",
-    "k_token_stride",
-    "k_head_stride",
-    "k_chunk_stride",
-    "k_dim_stride",
-    "v_block_stride",
-    "v_run_stride",
-    "v_token_stride",
-    "v_head_stride",
-    "v_dim_stride",
-    "k_scale_block_stride",
-    "k_scale_token_stride",
-    "k_scale_head_stride",
-    "v_scale_block_stride",
-    "v_scale_token_stride",
-    "v_scale_head_stride",
-    "block_size",
-    "head_size",
-    "head_size_v",
-    "queries_per_kv",
-    "k_chunk",
-    "v_run",
-    "window",
-    "has_slopes",
-)
+    "block_table_stride", "query_row_stride", "query_head_stride", "query_dim_stride",
+    "k_block_stride", "k_token_stride", "k_head_stride", "k_chunk_stride", "k_dim_stride",
+    "v_block_stride", "v_run_stride", "v_token_stride", "v_head_stride", "v_dim_stride",
+    "k_scale_block_stride", "k_scale_token_stride", "k_scale_head_stride", "v_scale_block_stride",
+    "v_scale_token_stride", "v_scale_head_stride", "block_size", "head_size", "head_size_v",
+    "queries_per_kv", "k_chunk", "v_run", "window", "has_slopes",
+)  # fmt: skip
 MERGE_SIZES = (
-    "output_row_stride",
-    "output_head_stride",
-    "output_dim_stride",
-    "head_size_v",
-    "has_sinks",
-)
+    "output_row_stride", "output_head_stride", "output_dim_stride", "head_size_v", "has_sinks",
+)  # fmt: skip
 """What kernels are not compiled anew for: strides and sizes, of which each cache has its own."""
 
 TILE, PARTS = 16, 4
@@ -309,9 +282,9 @@ def paged_attention(
         return
     padded = triton.next_power_of_2(max(head_size, head_size_v))
     counts = (num_sequences, num_query_heads, PARTS)
-    weighted = torch.empty((*counts, padded), dtype=torch.float32, device=query.device)
-    largest = torch.empty(counts, dtype=torch.float32, device=query.device)
-    total = torch.empty(counts, dtype=torch.float32, device=query.device)
+    fp32 = {"dtype": torch.float32, "device": query.device}
+    weighted = torch.empty((*counts, padded), **fp32)
+    largest, total = torch.empty(counts, **fp32), torch.empty(counts, **fp32)
     paged_attention_kernel[counts](
         query,
         key_cache,

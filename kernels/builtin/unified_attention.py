@@ -31,39 +31,14 @@ QUANTISED = (
 )
 
 SIZES = (
-    "block_table_stride",
-    "query_row_stride",
-    "query_head_stride",
-    "query_dim_stride",
-    "output_row_stride",
-    "output_head_stride",
-    "output_dim_stride",
-    "k_block_stride",
-    "k_token_stride",
-    "k_head_stride",
-    "k_chunk_stride",
-    "k_dim_stride",
-    "v_block_stride",
-    "v_run_stride",
-    "v_token_stride",
-    "v_head_stride",
-    "v_dim_stride",
-    "k_scale_block_stride",
-    "k_scale_token_stride",
-    "k_scale_head_stride",
-    "v_scale_block_stride",
-    "v_scale_token_stride",
-    "v_scale_head_stride",
-    "block_size",
-    "head_size",
-    "head_size_v",
-    "queries_per_kv",
-    "k_chunk",
-    "v_run",
-    "window",
-    "has_sinks",
-    "has_slopes",
-)
+    "block_table_stride", "query_row_stride", "query_head_stride", "query_dim_stride",
+    "output_row_stride", "output_head_stride", "output_dim_stride", "k_block_stride",
+    "k_token_stride", "k_head_stride", "k_chunk_stride", "k_dim_stride", "v_block_stride",
+    "v_run_stride", "v_token_stride", "v_head_stride", "v_dim_stride", "k_scale_block_stride",
+    "k_scale_token_stride", "k_scale_head_stride", "v_scale_block_stride", "v_scale_token_stride",
+    "v_scale_head_stride", "block_size", "head_size", "head_size_v", "queries_per_kv", "k_chunk",
+    "v_run", "window", "has_sinks", "has_slopes",
+)  # fmt: skip
 """What the kernel is not compiled anew for: strides and sizes, of which each cache has its own."""
 
 TILE_Q, TILE_K = 16, 16

@@ -50,9 +50,9 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"alibi_slopes": "some", "phase": "extend"}, "a bias by position"),
     Boundary({"scale": "general", "phase": "mixed"}, "K and V with scales of their own"),
     Boundary({"granularity": "token_head_inline"}, "scales inside of pages"),
-    Boundary({"values": "exact", "table": "wide"}, "one wrong token among many shows"),
-    Boundary({"values": "exact", "sequences": "3", "phase": "mixed"}, "the same over sequences"),
-    Boundary({"values": "low", "window": "cuts"}, "tiles that a query sees nothing of"),
+    Boundary({"numbers": "exact", "table": "wide"}, "one wrong token among many shows"),
+    Boundary({"numbers": "exact", "sequences": "3", "phase": "mixed"}, "the same over sequences"),
+    Boundary({"numbers": "low", "window": "cuts"}, "tiles that a query sees nothing of"),
     Boundary({"value_size": "narrower"}, "V narrower than K"),
     Boundary({"idle": "some"}, "a padded request: no tokens at all"),
     Boundary({"row_count": "more", "metadata": "wider"}, "a batch padded to a captured size"),
@@ -101,7 +101,7 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
         softcap=pick(choices, CAPS) if row["softcap"] == "some" else 0,
         sinks=row["sinks"] == "some",
         alibi=row["alibi_slopes"] == "some",
-        values=row["values"],
+        values=row["numbers"],
         row_gap=pick(choices, (page.head_size, 16, 3 * page.head_size)) if gapped else 0,
         spare_rows=number(choices, 1, MOST_SPARE) if row["row_count"] == "more" else 0,
         spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
@@ -152,7 +152,7 @@ def _swapped(first: Sequence, last: Sequence) -> tuple[Sequence, Sequence]:
 def _scales(choices: Choices, row: Row) -> tuple[int, int]:
     """Scales as for a gather; integers, which are about as large as their scale is small, get
     smaller ones."""
-    if row["values"] != "spread" and DTYPES[row["cache_dtype"]].is_integer:
+    if row["numbers"] != "spread" and DTYPES[row["cache_dtype"]].is_integer:
         return FP32_ONE, FP32_ONE
     k_scale, v_scale = scale_pair(choices, row)
     if DTYPES[row["cache_dtype"]].is_integer and row["scale"] != "unit":

@@ -131,7 +131,7 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     Axis("row_count", ("exact", "more"), _row_count),
     Axis("metadata", ("exact", "wider"), _metadata),
     Axis("rows", ("dense", "gapped"), _rows),
-    Axis("values", ATTENTION_VALUES, _values),
+    Axis("numbers", ATTENTION_VALUES, _values),
 )
 
 _AXES = {axis.name for axis in ATTENTION_AXES}
@@ -184,15 +184,15 @@ ATTENTION_RULES: tuple[Rule, ...] = (
     Rule(("sinks", "alibi_slopes"), lambda sinks, slopes: "none" in (sinks, slopes)),
     # Sums are exact where weights are one or zero, and scales powers of two.
     *(
-        Rule((axis, "values"), lambda level, values: values != "exact" or level == "none")
+        Rule((axis, "numbers"), lambda level, values: values != "exact" or level == "none")
         for axis in ("softcap", "sinks", "alibi_slopes")
     ),
-    Rule(("scale", "values"), lambda scale, values: values != "exact" or scale != "general"),
+    Rule(("scale", "numbers"), lambda scale, values: values != "exact" or scale != "general"),
     # Of integers a scale of its own would make others of them.
     Rule(
-        ("cache_dtype", "scale", "values"),
+        ("cache_dtype", "scale", "numbers"),
         lambda cache, scale, values: (
-            values != "low" or not DTYPES[cache].is_integer or scale == "unit"
+            values == "spread" or not DTYPES[cache].is_integer or scale == "unit"
         ),
     ),
 )

@@ -19,6 +19,7 @@ from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, ChoiceFill, Fill, FloatFill, IntegerFill, word
 from kvfuzz.model.layout import Field, Term
 from kvfuzz.model.ops import metadata
+from kvfuzz.model.ops.activations import Gaps, rows_of_heads
 from kvfuzz.model.ops.attention import PAGED, AttentionScene
 from kvfuzz.model.ops.metadata import Metadata, stale
 from kvfuzz.model.parts import Parts
@@ -145,16 +146,9 @@ def _output(scene: AttentionScene) -> Metadata:
 
 def _rows(scene: AttentionScene, name: str, size: int, fill: Fill) -> Metadata:
     """Rows `[T, Hq, size]` of the model's dtype, with a gap behind each."""
-    dtype, heads = scene.model_dtype, scene.num_query_heads
-    element, count = itemsize(dtype), scene.batch.num_tokens + scene.spare_rows
-    row = (heads * size + scene.row_gap) * element
-    strides = (row, size * element, element)
-    terms = (Term("token", row), Term("head", strides[1]), Term("dim", element))
-    return Metadata(
-        Buffer(name, count * row, fill),
-        Field(name, name, dtype, 0, terms, {"token": count, "head": heads, "dim": size}),
-        TensorView(name, name, dtype, (count, heads, size), strides),
-    )
+    count = scene.batch.num_tokens + scene.spare_rows
+    shape = (count, scene.num_query_heads, size)
+    return rows_of_heads(name, scene.model_dtype, shape, fill, Gaps(row=scene.row_gap))
 
 
 def _metadata(scene: AttentionScene) -> tuple[Metadata, ...]:

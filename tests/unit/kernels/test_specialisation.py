@@ -12,6 +12,7 @@ from kvfuzz.kernels.builtin import (
     gather_indexer,
     gather_mla,
     indexer_quant_and_cache,
+    merge_attn_states,
     quantize_and_insert_k_cache,
     reshape_and_cache,
 )
@@ -66,6 +67,7 @@ def test_sizes_strides_and_orders_share_a_compilation(
         (gather_mla.gather_mla_kernel, gather_mla.SIZES),
         (indexer_quant_and_cache.indexer_quant_and_cache_kernel, indexer_quant_and_cache.SIZES),
         (gather_indexer.gather_indexer_kernel, gather_indexer.SIZES),
+        (merge_attn_states.merge_attn_states_kernel, merge_attn_states.SIZES),
         (
             quantize_and_insert_k_cache.quantize_and_insert_k_cache_kernel,
             quantize_and_insert_k_cache.SIZES,
