@@ -1,8 +1,8 @@
 """paged_attention: one query token of each sequence attends to its tokens in the paged cache.
 
-Decode attention over parts of a sequence at once: each part is summed by a program of its own, and
-a second kernel merges them (split KV). The file stands alone: copy it, change a kernel, and run
-`kvfuzz run k.py:paged_attention`. Shapes (any strides unless said otherwise):
+Each part of a sequence is summed by a program of its own, and a second kernel merges them (split
+KV). The file stands alone: copy it, change a kernel, and run `kvfuzz run k.py:paged_attention`.
+Shapes (any strides unless said otherwise):
 
     query, output            `[num_sequences, num_query_heads, D]` and `[..., Dv]`
     key_cache, value_cache   by kv_cache_layout, as in gather_cache.py
@@ -264,11 +264,9 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
 ) -> None:
-    """Fill `output` with the attention of each query over its sequence's tokens, as far as it sees.
-
-    With a `window` a query sees so many tokens, its own included; `softcap` 0 caps no score. Raises
-    NotImplementedError where query heads do not divide into groups of one size.
-    """
+    """Fill `output` with the attention of each query over its sequence's tokens, as far as it sees:
+    with a `window` so many, its own included; `softcap` 0 caps no score. Raises NotImplementedError
+    where query heads do not divide into groups of one size."""
     # A batch may be padded: it has as many rows as sequences that have a length.
     num_sequences, (num_query_heads, head_size) = seq_lens.shape[0], query.shape[1:]
     head_size_v = output.shape[2]
@@ -282,9 +280,8 @@ def paged_attention(
         return
     padded = triton.next_power_of_2(max(head_size, head_size_v))
     counts = (num_sequences, num_query_heads, PARTS)
-    fp32 = {"dtype": torch.float32, "device": query.device}
-    weighted = torch.empty((*counts, padded), **fp32)
-    largest, total = torch.empty(counts, **fp32), torch.empty(counts, **fp32)
+    weighted = torch.empty((*counts, padded), dtype=torch.float32, device=query.device)
+    largest, total = torch.empty((2, *counts), dtype=torch.float32, device=query.device)
     paged_attention_kernel[counts](
         query,
         key_cache,

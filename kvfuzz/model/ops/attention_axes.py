@@ -113,7 +113,12 @@ ATTENTION_AXES: tuple[Axis, ...] = (
         lambda case: case.bound_field(case.steps[0], "query").dtype,
     ),
     *SIZE_AXES,
-    Axis("scale", ("none", "unit", "power_of_two", "general", "extreme"), _scale),
+    Axis(
+        "scale",
+        ("none", "unit", "power_of_two", "general", "extreme"),
+        _scale,
+        only(ATTENTION_OPS, "none", "unit", "power_of_two", "general"),
+    ),
     STRIDES,
     Axis("phase", PHASES, _phase, only((PAGED,), "decode")),
     Axis("queries_per_kv", QUERIES_PER_KV, _queries_per_kv),
