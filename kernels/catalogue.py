@@ -106,6 +106,21 @@ SHIPPED: tuple[Listed, ...] = (
         "conch-triton-kernels' copy of whole blocks; needs kvfuzz[thirdparty]",
     ),
     Listed(
+        "conch:paged_attention",
+        "paged_attention",
+        "conch-triton-kernels' decode attention over pages; needs kvfuzz[thirdparty]",
+    ),
+    Listed(
+        "conch:varlen_attention",
+        "unified_attention",
+        "conch-triton-kernels' attention of any number of query tokens; needs kvfuzz[thirdparty]",
+    ),
+    Listed(
+        "conch:unified_attention",
+        "unified_attention",
+        "the unified_attention of vLLM that conch carries; needs kvfuzz[thirdparty]",
+    ),
+    Listed(
         "vllm:create_kv_cache_views",
         "cache_views",
         "vLLM's views by KVCacheLayout, from 0.29.0 on; needs --source vllm=DIR",

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import pages
+from kvfuzz.kernels import conch_attention, pages
 from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.contract_table import CONVENTIONAL
@@ -25,6 +25,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
     makers = {
         "conch:reshape_and_cache": _writer,
         "conch:copy_blocks": _copy,
+        **conch_attention.MAKERS,
     }
     try:
         return makers[spec.name](spec.name, arch)

@@ -133,6 +133,9 @@ def _head(
     numerics: Numerics,
 ) -> Bounded:
     precision = numerics.precision
+    # Of what is held in the model's dtype, its unit takes the place of that of fp32.
+    held = numerics.unit(precision.sums)
+    added = max(held, SUMS)
     length, tiles = k.shape[0], -(-k.shape[0] // precision.tile) + 1
     score, size = (q @ k.T) * how.scale, (q.abs() @ k.abs().T) * how.scale
     cut = CUT if precision.fp32_dot == "tf32" and numerics.model.itemsize == 4 else 0.0
@@ -143,10 +146,10 @@ def _head(
     )
     if how.cap:
         score = how.cap * torch.tanh(score / how.cap)
-        off = off + FEW * FP32 * (how.cap + score.abs())
+        off = off + FEW * held * (how.cap + score.abs())
     if how.slopes is not None:
         score = score - how.slopes * distance
-        off = off + 4 * FP32 * (how.slopes * length + score.abs())
+        off = off + 4 * held * (how.slopes * length + score.abs())
     score = score.masked_fill(~seen, -math.inf)
     largest = score.amax(-1, keepdim=True)
     if how.sinks is not None:
@@ -159,18 +162,19 @@ def _head(
     value, mass = p @ v, p @ v.abs()
     # Of weights and their sum: exponents of numbers as large as the scores, and the rescalings.
     spread = score.masked_fill(~seen, 0.0).abs() + largest.abs()
-    delta = (off + 4 * FP32 * spread + FEW * FP32 * (tiles + 1)).masked_fill(~seen, 0.0)
+    delta = (off + 4 * held * spread + FEW * held * (tiles + 1)).masked_fill(~seen, 0.0)
     rounded = numerics.unit(precision.weights)
-    sums = (1 + SUMS) ** (length + 2 * tiles + FEW) - 1
-    lost = 0.0 if precision.weights == "fp32" else smallest(numerics.model)
+    sums = (1 + added) ** (length + 2 * tiles + FEW) - 1
+    narrow = "model" in (precision.weights, precision.sums)
+    lost = smallest(numerics.model) if narrow else 0.0
     common = (
         mass * (dequantised + 2 * cut + numerics.unit(precision.partial) * 2 + 2 * sums)
-        + value.abs() * (2 * sums + 2 * FEW * FP32)
+        + value.abs() * (2 * sums + 2 * FEW * held)
         + lost * (v.abs().T @ seen.T.double()).T / total
     )
     general = _moved(p, delta, v, value, mass) + mass * rounded + common
     bound = torch.where(
-        _is_exact(q, k, v, seen, how)[:, None],
+        _is_exact(q, k, v, seen, how)[:, None] & (precision.sums == "fp32"),
         _of_winners(weight, total, v, value) + value.abs() * 2 * FEW * FP32,
         general,
     )

@@ -54,8 +54,8 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a target that attends holds in fewer bits than fp32: its error bound follows from it
     (`kvfuzz.oracles.attention_bound`). `source` says where.
 
-    Whatever it says, sums are of fp32, in any order, and what a kernel holds in more bits than it
-    says is nearer to the exact result.
+    Dots are of fp32 sums in any order, whatever it says, and what a kernel holds in more bits than
+    it says is nearer to the exact result.
     """
 
     weights: Held = "model"
@@ -64,6 +64,8 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of code * scale, before a dot."""
     partial: Held = "fp32"
     """Of the results of parts of a sequence, before they are merged."""
+    sums: Held = "fp32"
+    """Of scores, of their exponentials and of what is summed over tokens."""
     scaled_query: bool = False
     """Whether the query is multiplied by the scale of scores before the dot, in the model's
     dtype."""

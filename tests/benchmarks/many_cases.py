@@ -22,7 +22,7 @@ from kvfuzz.engine.campaign import Campaign, Options
 from kvfuzz.kernels.catalogue import SHIPPED
 from kvfuzz.model.events import Event, Found, Summary
 from kvfuzz.model.plan_case import PLAN_OPS
-from kvfuzz.model.target import TargetSpec
+from kvfuzz.model.target import DEFAULT_LANE, LANES, TargetSpec
 
 SHARD = 500
 """Cases of one campaign, about."""
@@ -34,6 +34,7 @@ class Job(NamedTuple):
     target: str
     cases: int
     random_seed: int
+    lane: str
 
 
 def ours() -> list[str]:
@@ -60,6 +61,7 @@ def run(job: Job) -> dict[str, Any]:
             shrink_s=5.0,
             reduce_s=5.0,
             extent_s=0.0,
+            lane=job.lane,
         )
         Campaign(options, events.append).run()
     (summary,) = [event for event in events if isinstance(event, Summary)]
@@ -98,11 +100,12 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", default=ours())
     parser.add_argument("--cases", type=int, default=2000, help="cases of each target")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--lane", choices=LANES, default=DEFAULT_LANE)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     shards = max(1, arguments.cases // SHARD)
     jobs = [
-        Job(target, -(-arguments.cases // shards), arguments.seed + shard)
+        Job(target, -(-arguments.cases // shards), arguments.seed + shard, arguments.lane)
         for shard in range(shards)
         for target in arguments.targets
     ]

@@ -8,7 +8,7 @@ from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, ChoiceFill
 from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
-from kvfuzz.model.ops.attention import ATTENTION_VALUES, PAGED
+from kvfuzz.model.ops.attention import ATTENTION_OPS, ATTENTION_VALUES, PAGED
 from kvfuzz.model.round_trip import runs
 from kvfuzz.model.rules import RULES, Rule
 from kvfuzz.model.scales import SCALES, least_scale
@@ -149,7 +149,7 @@ ATTENTION_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("cache_dtype", "scale"),
-        lambda cache, scale: DTYPES[cache].is_quantised == (scale != "none") and scale != "extreme",
+        lambda cache, scale: DTYPES[cache].is_quantised == (scale != "none"),
     ),
     Rule(
         ("granularity", "cache_dtype"),
