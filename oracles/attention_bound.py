@@ -38,6 +38,9 @@ from kvfuzz.model.target import Precision
 
 FP32 = 2.0**-24
 SUMS = 2.0**-23
+FP64 = 2.0**-52
+LEAST = 2.0**-149
+"""The smallest number of fp32."""
 CUT = 2.0**-10
 """Of an operand of which ten bits of mantissa are kept."""
 FEW = 8
@@ -55,9 +58,9 @@ class Scoring(NamedTuple):
     cap: float
     """0 for none."""
     slopes: Tensor | None
-    """`[Hq]` fp64."""
+    """`[Hq]`, fp64."""
     sinks: Tensor | None
-    """`[Hq]` fp64."""
+    """`[Hq]`, fp64."""
 
 
 class Numerics(NamedTuple):
@@ -104,26 +107,31 @@ def attend(
     `distance` and `seen` are `[T, L]`: position of the query less that of the key, and whether it
     sees it; each query sees some key.
     """
-    group = query.shape[1] // keys.shape[1]
-    found = [
-        _head(
-            query[:, head],
-            keys[:, head // group],
-            values[:, head // group],
-            distance,
-            seen,
-            how._replace(
-                slopes=None if how.slopes is None else how.slopes[head],
-                sinks=None if how.sinks is None else how.sinks[head],
-            ),
-            numerics,
-        )
-        for head in range(query.shape[1])
-    ]
-    return Bounded(*(torch.stack(each, dim=1) for each in zip(*found, strict=True)))
+    count, heads, _ = query.shape
+    shared = keys.shape[1]
+    group = heads // shared
+
+    def rows(of: Tensor) -> Tensor:
+        """`[T, Hq, n]` as `[H, G * T, n]`, the rows of a head of the cache together."""
+        return of.transpose(0, 1).reshape(shared, group * count, -1)
+
+    def of_heads(each: Tensor | None) -> Tensor | None:
+        return None if each is None else rows(each[None, :, None].expand(count, -1, 1))
+
+    found = _attended(
+        rows(query),
+        keys.transpose(0, 1),
+        values.transpose(0, 1),
+        distance.repeat(group, 1),
+        seen.repeat(group, 1),
+        how._replace(slopes=of_heads(how.slopes), sinks=of_heads(how.sinks)),
+        numerics,
+    )
+    value, bound = (each.reshape(heads, count, -1).transpose(0, 1) for each in found)
+    return Bounded(value, bound)
 
 
-def _head(
+def _attended(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -132,17 +140,18 @@ def _head(
     how: Scoring,
     numerics: Numerics,
 ) -> Bounded:
-    precision = numerics.precision
+    """Queries `[H, R, D]` over the keys of their head `[H, L, D]`; slopes and sinks `[H, R, 1]`."""
+    precision, model = numerics.precision, numerics.model
     # Of what is held in the model's dtype, its unit takes the place of that of fp32.
     held = numerics.unit(precision.sums)
     added = max(held, SUMS)
-    length, tiles = k.shape[0], -(-k.shape[0] // precision.tile) + 1
-    score, size = (q @ k.T) * how.scale, (q.abs() @ k.abs().T) * how.scale
-    cut = CUT if precision.fp32_dot == "tf32" and numerics.model.itemsize == 4 else 0.0
+    length, tiles = k.shape[1], -(-k.shape[1] // precision.tile) + 1
+    score, size = (q @ k.mT) * how.scale, (q.abs() @ k.abs().mT) * how.scale
+    cut = CUT if precision.fp32_dot == "tf32" and model.itemsize == 4 else 0.0
     dequantised = (FP32 + numerics.unit(precision.dequantised)) if numerics.is_quantised else 0.0
-    scaled = unit(numerics.model) if precision.scaled_query else 0.0
+    scaled = unit(model) if precision.scaled_query else 0.0
     off = size * (
-        (1 + SUMS) ** (q.shape[1] + 4) * (1 + cut) ** 2 * (1 + dequantised) * (1 + scaled) - 1
+        (1 + SUMS) ** (q.shape[2] + 4) * (1 + cut) ** 2 * (1 + dequantised) * (1 + scaled) - 1
     )
     if how.cap:
         score = how.cap * torch.tanh(score / how.cap)
@@ -163,22 +172,21 @@ def _head(
     # Of weights and their sum: exponents of numbers as large as the scores, and the rescalings.
     spread = score.masked_fill(~seen, 0.0).abs() + largest.abs()
     delta = (off + 4 * held * spread + FEW * held * (tiles + 1)).masked_fill(~seen, 0.0)
-    rounded = numerics.unit(precision.weights)
     sums = (1 + added) ** (length + 2 * tiles + FEW) - 1
     narrow = "model" in (precision.weights, precision.sums)
-    lost = smallest(numerics.model) if narrow else 0.0
-    common = (
-        mass * (dequantised + 2 * cut + numerics.unit(precision.partial) * 2 + 2 * sums)
+    lost = smallest(model) if narrow else 0.0
+    general = (
+        _moved(p, delta, v, value, mass)
+        + mass * numerics.unit(precision.weights)
+        + mass * (dequantised + 2 * cut + numerics.unit(precision.partial) * 2 + 2 * sums)
         + value.abs() * (2 * sums + 2 * FEW * held)
-        + lost * (v.abs().T @ seen.T.double()).T / total
+        + lost * (seen.double() @ v.abs()) / total
     )
-    general = _moved(p, delta, v, value, mass) + mass * rounded + common
-    bound = torch.where(
-        _is_exact(q, k, v, seen, how)[:, None] & (precision.sums == "fp32"),
-        _of_winners(weight, total, v, value) + value.abs() * 2 * FEW * FP32,
-        general,
-    )
-    model = numerics.model
+    if precision.sums == "fp32":
+        winners = _of_winners(weight, total, v, value) + value.abs() * 2 * FEW * FP32
+        general = torch.where(_is_exact(q, k, v, seen, how)[..., None], winners, general)
+    # What this arithmetic rounds itself, and what fp32 has no smaller numbers for.
+    bound = general + mass * (length + FEW) * FP64 + (length + FEW) * LEAST
     return Bounded(value, bound + unit(model) * (value.abs() + bound) + smallest(model))
 
 
@@ -200,18 +208,16 @@ def _of_winners(weight: Tensor, total: Tensor, v: Tensor, value: Tensor) -> Tens
 
 
 def _is_exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, how: Scoring) -> Tensor:
-    """Of which queries all sums are exact, whatever their order; bool `[T]`."""
-    exact = torch.zeros(len(q), dtype=torch.bool, device=q.device)
+    """Of which queries all sums are exact, whatever their order; bool `[H, R]`."""
+    nothing = torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
     if how.cap or how.slopes is not None or how.sinks is not None:
-        return exact
+        return nothing
     some = seen.any(0)
-    k, v = k[some], v[some]
-    quanta = _quantum(q) * _quantum(k)
-    sizes = q.abs() @ k.abs().T
-    sums = v.abs().sum(0).amax()
-    if sums >= _quantum(v) * 2.0**EXACT_BITS:
-        return exact
-    return sizes.amax(-1) < quanta * 2.0**EXACT_BITS
+    k, v = k[:, some], v[:, some]
+    if float(v.abs().sum(1).amax()) >= _quantum(v) * 2.0**EXACT_BITS:
+        return nothing
+    sizes = (q.abs() @ k.abs().mT).amax(-1)
+    return sizes < _quantum(q) * _quantum(k) * 2.0**EXACT_BITS
 
 
 def _quantum(numbers: Tensor) -> float:

@@ -50,6 +50,10 @@ OFTEN: dict[str, dict[str, int]] = {
     "num_tokens": {"3+": 4},
     "num_heads": {"2": 3, "3": 2},
     "form": {"mixed": 3},
+    "softcap": {"none": 3},
+    "sinks": {"none": 3},
+    "alibi_slopes": {"none": 3},
+    "numbers": {"spread": 4, "exact": 3},
 }
 """How often a level is drawn where that is not once: what addressing bugs need to show (a second
 block, shuffled ids, few heads), and small pages, since cases a second count. Far caches are rare,

@@ -193,6 +193,8 @@ ATTENTION_RULES: tuple[Rule, ...] = (
         for axis in ("softcap", "sinks", "alibi_slopes")
     ),
     Rule(("scale", "numbers"), lambda scale, values: values != "exact" or scale != "general"),
+    # A sink would outweigh all tokens.
+    Rule(("sinks", "numbers"), lambda sinks, numbers: numbers != "low" or sinks == "none"),
     # Of integers a scale of its own would make others of them.
     Rule(
         ("cache_dtype", "scale", "numbers"),
