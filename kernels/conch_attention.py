@@ -25,6 +25,7 @@ from kvfuzz.model.vocabulary import BLOCK_SIZES, HEAD_SIZES, Levels
 KEPT_NARROW = Precision(
     weights="model",
     dequantised="model",
+    scaled_query=None,
     partial="model",
     sums="model",
     fp32_dot="tf32",
@@ -33,6 +34,8 @@ KEPT_NARROW = Precision(
 AS_VLLM = Precision(
     weights="model",
     dequantised="model",
+    scaled_query=None,
+    partial="fp32",
     fp32_dot="tf32",
     source="conch/third_party/vllm/unified_attention.py: P.to(V.dtype), tl.dot",
 )

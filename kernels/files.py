@@ -6,6 +6,7 @@ are part of the source, so that a seed replays by them.
     KVFUZZ_DOMAIN = "order=nhd|x_packed,granularity=tensor|head"    axes in the syntax of --where
     KVFUZZ_QUOTIENT = "x*(1/s)"                                     a writer that takes reciprocals
     KVFUZZ_QUANTISE = {"rounding": "half_even", "scale_floor": 0.0}   what else `Quantise` has
+    KVFUZZ_PRECISION = {"weights": "fp32", "scaled_query": None}    what `Precision` has
     KVFUZZ_DEAD = "finite"                                          no NaN in bytes nobody may use
 """
 
@@ -31,6 +32,7 @@ from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.target import (
     DeadBytes,
     MayHold,
+    Precision,
     Quantise,
     Quotient,
     TargetInfo,
@@ -40,7 +42,7 @@ from kvfuzz.model.target import (
 NEAREST = 2
 """Ops of which is said why a function is none of them: those that it is nearest to."""
 QUOTIENT, QUANTISE = "KVFUZZ_QUOTIENT", "KVFUZZ_QUANTISE"
-DOMAIN, DEAD = "KVFUZZ_DOMAIN", "KVFUZZ_DEAD"
+DOMAIN, DEAD, PRECISION = "KVFUZZ_DOMAIN", "KVFUZZ_DEAD", "KVFUZZ_PRECISION"
 
 
 def adapter(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
@@ -77,6 +79,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
         partner=INVERSE.get(op, ""),
         content=content,
         dead=_dead(module, spec.name),
+        precision=_precision(module, spec.name),
     )
     return Adapter(info, bind(function, op), (NotImplementedError,))
 
@@ -115,6 +118,19 @@ def _quantise(module: ModuleType, target: str, op: str) -> Quantise:
         fields = ", ".join(name for name in Quantise.__struct_fields__ if name != "source")
         raise UsageError(
             f"target {target}: {QUANTISE}={declared!r}, expected a dict of {fields}: {error}"
+        ) from None
+
+
+def _precision(module: ModuleType, target: str) -> Precision:
+    """What a file declares; where it declares nothing, all that kernels are known to round."""
+    declared = getattr(module, PRECISION, {})
+    try:
+        said = {**declared, "source": f"{PRECISION} of the file"}
+        return msgspec.convert(said, Precision)
+    except (TypeError, msgspec.ValidationError) as error:
+        fields = ", ".join(name for name in Precision.__struct_fields__ if name != "source")
+        raise UsageError(
+            f"target {target}: {PRECISION}={declared!r}, expected a dict of {fields}: {error}"
         ) from None
 
 

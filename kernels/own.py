@@ -100,6 +100,9 @@ QUANTISES: dict[str, Quantise] = {
 PRECISION = Precision(
     weights="fp32",
     dequantised="fp32",
+    scaled_query=None,
+    partial="fp32",
+    fp32_dot="ieee",
     tile=16,
     source="kernels/builtin/unified_attention.py: all in fp32, dots of ieee precision",
 )

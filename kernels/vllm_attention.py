@@ -54,6 +54,8 @@ of one and two sequences come by one path and those of three by the other."""
 PRECISION = Precision(
     weights="model",
     dequantised="model",
+    scaled_query=None,
+    partial="fp32",
     fp32_dot="tf32",
     tile=16,
     source="P.to(V.dtype), (K_load.to(tl.float32) * tl.load(k_scale)).to(Q.dtype), and tl.dot",

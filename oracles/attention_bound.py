@@ -149,7 +149,7 @@ def _attended(
     score, size = (q @ k.mT) * how.scale, (q.abs() @ k.abs().mT) * how.scale
     cut = CUT if precision.fp32_dot == "tf32" and model.itemsize == 4 else 0.0
     dequantised = (FP32 + numerics.unit(precision.dequantised)) if numerics.is_quantised else 0.0
-    scaled = unit(model) if precision.scaled_query else 0.0
+    scaled = numerics.unit(precision.scaled_query) if precision.scaled_query else 0.0
     off = size * (
         (1 + SUMS) ** (q.shape[2] + 4) * (1 + cut) ** 2 * (1 + dequantised) * (1 + scaled) - 1
     )
@@ -182,7 +182,7 @@ def _attended(
         + value.abs() * (2 * sums + 2 * FEW * held)
         + lost * (seen.double() @ v.abs()) / total
     )
-    if precision.sums == "fp32":
+    if precision.sums == "fp32" and precision.scaled_query is None:
         winners = _of_winners(weight, total, v, value) + value.abs() * 2 * FEW * FP32
         general = torch.where(_is_exact(q, k, v, seen, how)[..., None], winners, general)
     # What this arithmetic rounds itself, and what fp32 has no smaller numbers for.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.case import Case, Program
+from kvfuzz.model.layer_scene import LayerScene
 from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.target import Quantise, TargetInfo
 from kvfuzz.model.verdict import Launch
@@ -119,6 +120,13 @@ class Run:
     """The declared refusal that it raised before any launch."""
     unsupported: str = ""
     """What the lane cannot execute, with the source line."""
+
+    @property
+    def layer_case(self) -> Case | OpCase:
+        """The case of a run whose scene is about one layer. Raises TypeError for others."""
+        if not isinstance(self.case, Case | OpCase) or not isinstance(self.case.scene, LayerScene):
+            raise TypeError(f"a run of {type(self.case).__name__}: its scene is about no layer")
+        return self.case
 
     @property
     def token_case(self) -> Case:

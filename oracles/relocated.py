@@ -5,20 +5,28 @@ is dead, `dead_bytes` watches. Both go to a plainer case, as `kvfuzz.oracles.rel
 plainer layout, and to the lowest block ids.
 """
 
+from typing import TypeVar
+
 import msgspec
+import torch
 from torch import Tensor
 
-from kvfuzz.model.case import Case
+from kvfuzz.model.case import Case, Program
+from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.fill import IntegerFill
 from kvfuzz.model.held import held
+from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.round_trip import touched_blocks
 from kvfuzz.model.steps import CACHES, is_write
+from kvfuzz.oracles.expectation import expect
 from kvfuzz.oracles.liveness import read_elements
+from kvfuzz.oracles.memory import Elements
 from kvfuzz.oracles.observation import Run
-from kvfuzz.oracles.plainer import plainer
+from kvfuzz.oracles.plainer import levels_of, plainer
 from kvfuzz.oracles.properties import BASE, Judgement, NotChecked, Runs, Variant, Wanted
 from kvfuzz.oracles.related import carry, ended, excluded, same_elements
 
+P = TypeVar("P", bound=Program)
 PLAINER, RENAMED = "plainer_layout", "renamed_blocks"
 
 
@@ -33,7 +41,7 @@ def layout_variants(base: Run) -> Wanted:
 def layout_equivariance(runs: Runs) -> Judgement:
     """A plainer layout of the same logical cache gives the same results."""
     base, other = runs[BASE], runs[PLAINER]
-    here, there = (run.token_case.scene.attention.levels for run in (base, other))
+    here, there = (levels_of(run.layer_case) for run in (base, other))
     names = [f"{axis} {there[axis]}" for axis in there if there[axis] != here[axis]]
     where = f"in {', '.join(names)},"
     if found := ended(other, where):
@@ -44,17 +52,17 @@ def layout_equivariance(runs: Runs) -> Judgement:
 
 def permutation_variants(base: Run) -> Wanted:
     """The case with its blocks renamed to the lowest ids, in the order of their first use."""
-    names = renaming(base.token_case)
+    names = renaming(base.layer_case)
     if all(old == new for old, new in names.items()):
         return NotChecked("the blocks have the plainest ids already")
-    other = _renamed(base.token_case, names)
+    other = _renamed(base.layer_case, names)
     return excluded(base, other) or {RENAMED: _holding(base, other)}
 
 
 def block_permutation(runs: Runs) -> Judgement:
     """Other names for the blocks change no result."""
     base, other = runs[BASE], runs[RENAMED]
-    names = renaming(base.token_case)
+    names = renaming(base.layer_case)
     words = ", ".join(f"{old} is {new}" for old, new in names.items() if old != new)
     if found := ended(other, f"with blocks renamed ({words})"):
         return found
@@ -62,7 +70,7 @@ def block_permutation(runs: Runs) -> Judgement:
     return same_elements(base, other, base.writes, other.writes, message)
 
 
-def renaming(case: Case) -> dict[int, int]:
+def renaming(case: Program) -> dict[int, int]:
     """A permutation of block ids, by id; ids that it lacks keep their name.
 
     Of a large cache only some blocks are held, so that those in use are renamed among themselves.
@@ -76,7 +84,7 @@ def renaming(case: Case) -> dict[int, int]:
     return dict(zip([*used, *displaced], [*goals, *freed], strict=True))
 
 
-def _renamed(case: Case, names: dict[int, int]) -> Case:
+def _renamed(case: P, names: dict[int, int]) -> P:
     step = case.steps[0]
     n = case.bound_field(step, CACHES[0]).extents["token"]
 
@@ -101,10 +109,14 @@ def _renamed(case: Case, names: dict[int, int]) -> Case:
     return msgspec.structs.replace(case, buffers=tuple(buffers), fields=fields)
 
 
-def _holding(base: Run, other: Case) -> Variant:
+def _holding(base: Run, other: Case | OpCase) -> Variant:
     """A run of `other` whose slots hold what the base case's slots do, token by token."""
     images: dict[str, Tensor] = {}
-    there = read_elements(other, other.steps[0], base.device)
+    there = (
+        loaded_of(other, base)
+        if isinstance(other, OpCase)
+        else read_elements(other, other.steps[0], base.device)
+    )
     for source, goal in zip(base.reads, there, strict=True):
         if "block" in goal.field.extents:
             name = goal.field.buffer
@@ -113,6 +125,20 @@ def _holding(base: Run, other: Case) -> Variant:
                 images[name] = _resized(before, held(other, name).size)
             carry(before, source, goal, images[name])
     return Variant(other, images=images)
+
+
+def loaded_of(case: OpCase, base: Run) -> list[Elements]:
+    """What the reference of a case reads: metadata alone decide that, so that the rest is zeros."""
+    images = {}
+    for buffer in case.buffers:
+        image_of = torch.zeros(held(case, buffer.name).size, dtype=torch.uint8, device=base.device)
+        if isinstance(buffer.fill, IntegerFill):
+            size = itemsize(buffer.fill.dtype)
+            numbers = torch.tensor(buffer.fill.values, dtype=torch.int64, device=base.device)
+            shifts = torch.arange(size, device=base.device) * 8
+            image_of = (numbers[:, None] >> shifts & 0xFF).to(torch.uint8).flatten()
+        images[buffer.name] = image_of
+    return expect(case, images, base.quantise, base.target.precision).loaded
 
 
 def _resized(image: Tensor, size: int) -> Tensor:

@@ -10,6 +10,7 @@ import msgspec
 
 from kvfuzz.model.case import Case
 from kvfuzz.model.fill import word
+from kvfuzz.model.ops.attention import ATTENTION_OPS
 from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.ops.slots import SLOT_OP
 from kvfuzz.model.rules import READ_SCALES
@@ -29,6 +30,9 @@ from kvfuzz.oracles import (
     strides,
 )
 from kvfuzz.oracles.properties import Property
+
+LAYER_OPS = (*SCENE_OPS, *ATTENTION_OPS)
+"""The ops on the K and V pages of one layer."""
 
 PROPERTIES: tuple[Property, ...] = (
     Property("crash", access.crash),
@@ -90,14 +94,14 @@ PROPERTIES: tuple[Property, ...] = (
         relocated.layout_equivariance,
         variants=relocated.layout_variants,
         takes_turns=True,
-        ops=SCENE_OPS,
+        ops=LAYER_OPS,
     ),
     Property(
         "block_permutation",
         relocated.block_permutation,
         variants=relocated.permutation_variants,
         takes_turns=True,
-        ops=SCENE_OPS,
+        ops=LAYER_OPS,
     ),
     Property(
         "batch_invariance",

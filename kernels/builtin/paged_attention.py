@@ -103,7 +103,7 @@ def paged_attention_kernel(
     inside_v = dim < head_size_v
 
     query_at = sequence * query_row_stride + head * query_head_stride + dim * query_dim_stride
-    query = tl.load(query_ptr + query_at, mask=inside, other=0.0).to(tl.float32) * softmax_scale
+    query = tl.load(query_ptr + query_at, mask=inside, other=0.0).to(tl.float32)
     slope = tl.load(alibi_slopes_ptr + head, mask=has_slopes > 0, other=0.0)
 
     length = tl.load(seq_lens_ptr + sequence)
@@ -144,7 +144,7 @@ def paged_attention_kernel(
             k *= tl.load(k_scale_ptr + k_scale_at, mask=is_token, other=0.0)[:, None]
             v *= tl.load(v_scale_ptr + v_scale_at, mask=is_token, other=0.0)[:, None]
 
-        scores = tl.sum(query[None, :] * k, axis=1)
+        scores = tl.sum(query[None, :] * k, axis=1) * softmax_scale
         if softcap > 0:
             # tanh(x) by exp(-2|x|), which never overflows.
             shrunk = tl.exp(-2.0 * tl.abs(scores / softcap))

@@ -54,22 +54,23 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a target that attends holds in fewer bits than fp32: its error bound follows from it
     (`kvfuzz.oracles.attention_bound`). `source` says where.
 
-    Dots are of fp32 sums in any order, whatever it says, and what a kernel holds in more bits than
-    it says is nearer to the exact result.
+    A target that says nothing may hold narrowly whatever kernels are known to. Dots are of fp32
+    sums in any order, whatever it says, and what a kernel holds in more bits than it says is nearer
+    to the exact result.
     """
 
     weights: Held = "model"
     """Of exp(score) before it multiplies V."""
     dequantised: Held = "model"
     """Of code * scale, before a dot."""
-    partial: Held = "fp32"
+    scaled_query: Held | None = "model"
+    """Of the query, where it is multiplied by the scale of scores before the dot; None where scores
+    are, after it."""
+    partial: Held = "model"
     """Of the results of parts of a sequence, before they are merged."""
     sums: Held = "fp32"
     """Of scores, of their exponentials and of what is summed over tokens."""
-    scaled_query: bool = False
-    """Whether the query is multiplied by the scale of scores before the dot, in the model's
-    dtype."""
-    fp32_dot: Dot = "ieee"
+    fp32_dot: Dot = "tf32"
     """What a dot takes of fp32 operands: all, or ten bits of mantissa (tf32 of NVIDIA, xf32 of CDNA
     3: the default of tl.dot on both)."""
     tile: int = 1

@@ -5,7 +5,8 @@
 Of drawn cases of each target:
 
     wrong_token     of those with at most 64 keys a query: in how many a token that is read from
-                    another one's slot (K and V) puts some number beyond its bound
+                    another one's slot (K and V) puts some number beyond its bound; apart, in how
+                    many the exact result, rounded, is the same
     observed        of those with 256 keys and more: the median, and the largest, of the largest
                     distance from the exact result in bounds
     bounded         how many numbers have no bound
@@ -83,7 +84,7 @@ def with_a_wrong_token(
 def measured(target: Adapter, lane: CheckedCpuLane, cases: int) -> dict[str, Any]:
     """The record of one target."""
     within = space(target.info.op, target.info.domain)
-    seen = few = unbounded = numbers = 0
+    seen = few = same = unbounded = numbers = 0
     ratios: list[float] = []
     for number in range(cases):
         case = drawn_case(Drawn(SEED + number), within)
@@ -95,15 +96,23 @@ def measured(target: Adapter, lane: CheckedCpuLane, cases: int) -> dict[str, Any
         if longest <= FEW_KEYS:
             images = with_a_wrong_token(case, run.before, run.expectation)
             if images is not None:
-                few += 1
                 wrong = expect(case, images, target.info.quantise, target.info.precision)
-                seen += ratio(run.expectation, wrong.images) > 1
+                if all(image.same(wrong.images[n], run.expectation.images[n]) for n in wrong.must):
+                    same += 1
+                else:
+                    few += 1
+                    seen += ratio(run.expectation, wrong.images) > 1
         if longest >= MANY_KEYS:
             ratios.append(ratio(run.expectation, run.after))
     return {
         "target": target.info.name,
         "cases": cases,
-        "wrong_token": {"cases": few, "exceeds": seen, "share": round(seen / max(few, 1), 4)},
+        "wrong_token": {
+            "cases": few,
+            "exceeds": seen,
+            "share": round(seen / max(few, 1), 4),
+            "same_result": same,
+        },
         "observed": {
             "cases": len(ratios),
             "median": round(statistics.median(ratios), 5) if ratios else None,

@@ -27,7 +27,7 @@ from kvfuzz.model.scales import SCALES, Scales, inline_scales, scales_of
 from kvfuzz.model.steps import CACHES
 from kvfuzz.model.views import SPELT
 
-QUERY_BINADES, CACHE_BINADES = (-2, 1), (-3, 0)
+QUERY_BINADES, CACHE_BINADES = (-3, 0), (-3, 0)
 """The binades of queries, and of what elements of a cache stand for: scores spread over a few
 units, so that some tokens matter more than others and none alone."""
 HOT = 12
