@@ -66,6 +66,10 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the results of parts of a sequence, before they are merged."""
     sums: Held = "fp32"
     """Of scores, of their exponentials and of what is summed over tokens."""
+    merged_part: int = 0
+    """Tokens of a part, at least, where each part has a result and the log-sum-exp of its scores,
+    in fp32, by which results are merged one after the other: of so many tokens of a context, and of
+    the new tokens. 0 where parts are merged by their sums, or there are none."""
     scaled_query: bool = False
     """Whether the query is multiplied by the scale of scores before the dot, in the model's
     dtype."""
