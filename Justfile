@@ -18,7 +18,7 @@ test *arguments:
 
 # Source trees of the vLLM releases that the third-party tests run on.
 sources:
-    python tests/thirdparty/sources.py 0.13.0 0.18.0 0.19.0 0.23.0 0.24.0 0.25.0 0.29.0 0.33.0
+    python tests/thirdparty/sources.py 0.13.0 0.18.0 0.19.0 0.23.0 0.24.0 0.25.0 0.29.0 0.30.0 0.32.0 0.33.0
 
 fuzz target *arguments:
     kvfuzz run {{target}} {{arguments}}

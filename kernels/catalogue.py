@@ -96,6 +96,11 @@ SHIPPED: tuple[Listed, ...] = (
         "kvfuzz's own merge of attention over two parts of a sequence",
     ),
     Listed(
+        "builtin:shared_kv_attention",
+        "shared_kv_attention",
+        "kvfuzz's own attention of a layer without K and V, over another layer's cache",
+    ),
+    Listed(
         "conch:reshape_and_cache",
         "reshape_and_cache",
         "conch-triton-kernels' writer; needs kvfuzz[thirdparty]",
@@ -214,6 +219,11 @@ SHIPPED: tuple[Listed, ...] = (
         "vllm:quantize_and_insert_k_cache",
         "quantize_and_insert_k_cache",
         "vLLM's Triton writer of DeepSeek V4's cache; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:shared_kv_attention",
+        "shared_kv_attention",
+        "vLLM's AITER attention over another layer's cache, from 0.29 on; needs --source vllm=DIR",
     ),
     Listed(
         "vllm:reshape_and_cache",

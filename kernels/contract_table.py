@@ -81,6 +81,8 @@ _ATTENDED: dict[str, Derivation] = {
     "num_query_heads": _size("query", 1),
     "head_size": _size("query", 2),
 }
+_NONE: dict[str, Derivation] = {name: lambda tensors, scalars: None for name in ("key", "value")}
+"""What a layer that shares another layer's cache is handed of its own."""
 _ATTENTION_SPELT = {
     **_SCALES,
     **_CACHES,
@@ -182,13 +184,13 @@ CONTRACTS: dict[str, Contract] = {
                     "block_table",
                     "seq_lens",
                     *(() if op == PAGED else ("query_start_loc",)),
+                    *(_NONE if op == SHARED else ()),
                 ),
                 optional=_ATTENTION_OPTIONAL,
                 aliases=_ATTENTION_SPELT,
-                derived=_ATTENDED,
+                derived={**_ATTENDED, **_NONE} if op == SHARED else _ATTENDED,
             )
             for op in ATTENTION_OPS
-            if op != SHARED
         ),
         Contract(
             op="slot_mapping",

@@ -22,6 +22,7 @@ from kvfuzz.kernels.builtin.paged_attention import paged_attention
 from kvfuzz.kernels.builtin.per_token_head_quant import per_token_head_quant
 from kvfuzz.kernels.builtin.quantize_and_insert_k_cache import quantize_and_insert_k_cache
 from kvfuzz.kernels.builtin.reshape_and_cache import reshape_and_cache
+from kvfuzz.kernels.builtin.shared_kv_attention import shared_kv_attention
 from kvfuzz.kernels.builtin.slot_mapping import slot_mapping
 from kvfuzz.kernels.builtin.swap_blocks import swap_blocks
 from kvfuzz.kernels.builtin.transfer_regions import transfer_regions
@@ -53,6 +54,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "paged_attention": paged_attention,
     "unified_attention": unified_attention,
     "merge_attn_states": merge_attn_states,
+    "shared_kv_attention": shared_kv_attention,
 }
 
 PLAN_FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -18,6 +18,7 @@ from kvfuzz.kernels import (
     vllm_latent,
     vllm_merge,
     vllm_quant,
+    vllm_shared_kv,
     vllm_slots,
 )
 from kvfuzz.kernels.adapter import Adapter, Call
@@ -71,6 +72,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:unified_attention": vllm_attention.unified,
         "vllm:paged_attention_2d": vllm_attention.paged,
         "vllm:chunked_prefill_paged_decode": vllm_attention.chunked,
+        "vllm:shared_kv_attention": vllm_shared_kv.shared_kv,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(

@@ -22,9 +22,17 @@ which is solved for E; |v_j - o| is bounded by |v_j| + |o|. Then come: P rounded
 what is below its smallest number relative to the largest weight), V dequantised, sums over L
 tokens and the tiles' rescalings, partial results, the division, the rounding of the output.
 
-Exact sums. Where all products and all partial sums of q . k have few enough bits, equal scores are
-equal bits, so that the tokens with the largest score have weight one exactly; all others together
-have some small weight, which is counted as lost. What is left is a division and a rounding.
+Parts. A target may attend over parts of a sequence and merge their results by the log-sum-exp of
+each, which it holds in fp32. That is off by u of its size, |m| + log L at most, or more of it as
+the weight of its part is less, so that each of n merges moves the result by 2 sum p|v| of that,
+and rounds it to what partial results are held in.
+
+The reference itself is computed in fp64, in which sums of L terms are off by L 2^-53 sum|terms|.
+
+Exact sums. Where all products and all partial sums of q . k have few enough bits, and the factor of
+scores is a power of two or multiplies what is summed, equal scores are equal bits, so that the
+tokens with the largest score have weight one exactly; all others together have some small weight,
+which is counted as lost. What is left are merges, a division and a rounding.
 """
 
 import math
@@ -38,11 +46,12 @@ from kvfuzz.model.target import Precision
 
 FP32 = 2.0**-24
 SUMS = 2.0**-23
-FP64 = 2.0**-52
 LEAST = 2.0**-149
 """The smallest number of fp32."""
 CUT = 2.0**-10
 """Of an operand of which ten bits of mantissa are kept."""
+REFERENCE = 2.0**-50
+"""Of sums of fp64, a term: eight times what is rounded of one."""
 FEW = 8
 """Units of a function of a number, such as exp2 or tanh, and of a division: a few, generously."""
 EXACT_BITS = 20
@@ -175,19 +184,37 @@ def _attended(
     sums = (1 + added) ** (length + 2 * tiles + FEW) - 1
     narrow = "model" in (precision.weights, precision.sums)
     lost = smallest(model) if narrow else 0.0
+    merged = mass * _merging(length, largest.abs(), numerics)
     general = (
         _moved(p, delta, v, value, mass)
         + mass * numerics.unit(precision.weights)
-        + mass * (dequantised + 2 * cut + numerics.unit(precision.partial) * 2 + 2 * sums)
+        + mass * (dequantised + 2 * cut + 2 * FP32 + 2 * sums)
+        + merged
         + value.abs() * (2 * sums + 2 * FEW * held)
         + lost * (seen.double() @ v.abs()) / total
     )
-    if precision.sums == "fp32" and precision.scaled_query is None:
-        winners = _of_winners(weight, total, v, value) + value.abs() * 2 * FEW * FP32
-        general = torch.where(_is_exact(q, k, v, seen, how)[..., None], winners, general)
+    if precision.sums == "fp32":
+        winners = _of_winners(weight, total, v, value) + merged + value.abs() * 2 * FEW * FP32
+        exact = _is_exact(q, k, v, seen, how, scaled=precision.scaled_query is not None)
+        general = torch.where(exact[..., None], winners, general)
     # What this arithmetic rounds itself, and what fp32 has no smaller numbers for.
-    bound = general + mass * (length + FEW) * FP64 + (length + FEW) * LEAST
-    return Bounded(value, bound + unit(model) * (value.abs() + bound) + smallest(model))
+    bound = general + mass * length * REFERENCE + (length + FEW) * LEAST
+    roundings = 1 + merges(length, precision)
+    return Bounded(value, bound + unit(model) * (value.abs() + bound) + roundings * smallest(model))
+
+
+def merges(length: int, precision: Precision) -> int:
+    """How often the results of parts of `length` tokens are merged, at most."""
+    return -(-length // precision.merged_part) if precision.merged_part else 0
+
+
+def _merging(length: int, largest: Tensor, numerics: Numerics) -> Tensor | float:
+    """How far merging moves a result, relative to sum p|v|, where the largest score is `largest`:
+    by roundings to the model's dtype, and by sums that are off."""
+    precision, count = numerics.precision, merges(length, numerics.precision)
+    held = unit(numerics.model) * (1 + max(1, count)) if precision.partial == "model" else 0.0
+    sums = 4 * FP32 * (largest + math.log(length) + 1) + FEW * FP32
+    return held + 2 * count * sums
 
 
 def _moved(p: Tensor, delta: Tensor, v: Tensor, value: Tensor, mass: Tensor) -> Tensor:
@@ -207,10 +234,15 @@ def _of_winners(weight: Tensor, total: Tensor, v: Tensor, value: Tensor) -> Tens
     return 2 * (rest @ v.abs() / total + share * value.abs())
 
 
-def _is_exact(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, how: Scoring) -> Tensor:
-    """Of which queries all sums are exact, whatever their order; bool `[H, R]`."""
+def _is_exact(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, how: Scoring, *, scaled: bool
+) -> Tensor:
+    """Of which queries all sums are exact, whatever their order; bool `[H, R]`. A query that is
+    `scaled` before the dot is so by a power of two, then."""
     nothing = torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
     if how.cap or how.slopes is not None or how.sinks is not None:
+        return nothing
+    if scaled and math.frexp(how.scale)[0] != 0.5:
         return nothing
     some = seen.any(0)
     k, v = k[:, some], v[:, some]

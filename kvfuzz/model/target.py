@@ -70,6 +70,10 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the results of parts of a sequence, before they are merged."""
     sums: Held = "fp32"
     """Of scores, of their exponentials and of what is summed over tokens."""
+    merged_part: int = 0
+    """Tokens of a part, at least, where each part has a result and the log-sum-exp of its scores,
+    in fp32, by which results are merged one after the other: of so many tokens of a context, and of
+    the new tokens. 0 where parts are merged by their sums, or there are none."""
     fp32_dot: Dot = "tf32"
     """What a dot takes of fp32 operands: all, or ten bits of mantissa (tf32 of NVIDIA, xf32 of CDNA
     3: the default of tl.dot on both)."""

@@ -95,7 +95,7 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
         model_dtype=row["model_dtype"],
         k_scale=k_scale,
         v_scale=v_scale,
-        softmax_scale=_softmax_scale(choices, page.head_size),
+        softmax_scale=_softmax_scale(choices, row, page.head_size),
         queries_per_kv=int(row["queries_per_kv"]),
         window=_window(choices, row, longest),
         softcap=pick(choices, CAPS) if row["softcap"] == "some" else 0,
@@ -161,9 +161,10 @@ def _scales(choices: Choices, row: Row) -> tuple[int, int]:
     return k_scale, v_scale
 
 
-def _softmax_scale(choices: Choices, head_size: int) -> int:
+def _softmax_scale(choices: Choices, row: Row, head_size: int) -> int:
+    """One over the root of the head size, or a power of two, with which exact sums stay exact."""
     fp32 = DTYPES["fp32"]
-    if chance(choices, USUAL):
+    if chance(choices, USUAL) or row["numbers"] == "exact":
         return fp32.encode(2.0 ** -number(choices, 1, 4))
     return fp32.encode(head_size**-0.5)
 

@@ -22,7 +22,7 @@ from kvfuzz.model.events import Event, Found, Progress, Summary
 from kvfuzz.model.target import TargetSpec
 
 GATHER, FLASH = "vllm:cp_mha_gather_cache", "vllm:reshape_and_cache_flash"
-SHUFFLE = "vllm:reshape_and_cache_shuffle"
+SHUFFLE, SHARED = "vllm:reshape_and_cache_shuffle", "vllm:shared_kv_attention"
 
 
 class Bug(NamedTuple):
@@ -47,6 +47,9 @@ BUGS = (
     Bug("51031 ranks by kernel blocks, V1", "vllm:slot_mapping_v1", "0.24.0", "0.28.0"),
     Bug("indexer gather overflows", "vllm:gather_indexer", "0.23.0", "0.24.0"),
     Bug("51031 ranks by kernel blocks, V2", "vllm:slot_mapping_v2", "0.28.0", "0.29.0"),
+    Bug("55887 a shared cache without key", SHARED, "0.29.0", "0.30.0", "order=hnd"),
+    Bug("shared SHUFFLE ignores scales", SHARED, "0.30.0", "0.33.0", "order=shuffle"),
+    Bug("the same, last red release", SHARED, "0.32.0", "0.33.0", "order=shuffle"),
 )
 
 

@@ -6,11 +6,14 @@ from layout_scenes import ONE, layer_of, name_of, scene_of
 from msgspec.structs import replace
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.axes import TOKEN_AXES, Domain, facts, parse_where
+from kvfuzz.model.axes import AXIS, TOKEN_AXES, Domain, axes_of, facts, parse_where
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.lower import lower
+from kvfuzz.model.ops.table import BY_OP
 from kvfuzz.model.plan import Batch, Plan, Sequence
+from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.scene import Scene
+from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.vocabulary import LAYOUTS, NESTINGS, ORDERS, conflict
 
 
@@ -20,6 +23,12 @@ def test_every_fact_is_a_level_of_its_axis(gather_scene, write_scene):
         assert list(shown) == [axis.name for axis in TOKEN_AXES]
         for axis in TOKEN_AXES:
             assert shown[axis.name] in axis.levels_for(scene.op)
+
+
+@pytest.mark.parametrize("op", [*BY_OP, "gather_cache", *PLAN_OPS, STATEFUL_OP])
+def test_axes_of_one_name_have_the_same_levels_in_every_family(op):
+    for axis in axes_of(op):
+        assert axis.levels == AXIS[axis.name].levels, axis.name
 
 
 COMBINATIONS = [
