@@ -206,6 +206,11 @@ SHIPPED: tuple[Listed, ...] = (
         "vLLM's Triton attention of any number of query tokens; needs --source vllm=DIR",
     ),
     Listed(
+        "vllm:unified_attention_descriptors",
+        "unified_attention",
+        "the same by tensor descriptors, where a tree has that path; needs --source vllm=DIR",
+    ),
+    Listed(
         "vllm:paged_attention_2d",
         "paged_attention",
         "vLLM's Triton decode of ROCM_ATTN over x-packed pages; needs --source vllm=DIR",

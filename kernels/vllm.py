@@ -70,6 +70,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:gather_indexer": vllm_latent.index_gather,
         "vllm:quantize_and_insert_k_cache": vllm_latent.v4_writer,
         "vllm:unified_attention": vllm_attention.unified,
+        "vllm:unified_attention_descriptors": vllm_attention.descriptors,
         "vllm:paged_attention_2d": vllm_attention.paged,
         "vllm:chunked_prefill_paged_decode": vllm_attention.chunked,
         "vllm:shared_kv_attention": vllm_shared_kv.shared_kv,

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.fp8 import dialect_of
@@ -32,6 +33,7 @@ from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import DTYPES, engine_spelling
 from kvfuzz.model.ops.attention import PAGED, UNIFIED
 from kvfuzz.model.target import Precision, Quantise, TargetInfo
+from kvfuzz.model.vocabulary import HEAD_SIZES
 
 UNIFIED_FILES = (
     "vllm/v1/attention/ops/triton_unified_attention.py",
@@ -64,11 +66,30 @@ PRECISION = Precision(
 
 def unified(tree: SourceTree, arch: str) -> Adapter:
     """The adapter of vllm:unified_attention. Raises NotCheckedError where a tree has none."""
+    return _unified(tree, arch, "unified_attention", {})
+
+
+def descriptors(tree: SourceTree, arch: str) -> Adapter:
+    """The same by tensor descriptors. Raises NotCheckedError where a tree has no such path."""
+    made = _unified(tree, arch, "unified_attention_descriptors", {"use_td": True})
+    allowed = made.info.domain.allowed | {
+        # A block is a whole number of tiles of 32, or one; a row of a descriptor has 16 bytes.
+        "block_size": tuple(n for n in BLOCKS_OF_16 if int(n) % 32 == 0 or n == "16"),
+        "head_size": tuple(str(n) for n in HEAD_SIZES if n >= 16),
+    }
+    domain = msgspec.structs.replace(made.info.domain, allowed=allowed)
+    return Adapter(msgspec.structs.replace(made.info, domain=domain), made.call, made.refusals)
+
+
+def _unified(tree: SourceTree, arch: str, name: str, fixed: dict[str, Any]) -> Adapter:
     if (tree.root / HELPERS).is_file():
         tree.load(HELPERS)
     module = tree.load(*UNIFIED_FILES)
     function = function_of(module, "unified_attention")
-    takes_mode = "kv_quant_mode" in inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
+    if missing := [each for each in fixed if each not in parameters]:
+        raise NotCheckedError(f"{module.__file__}: no parameter {missing[0]}, absent in this tree")
+    takes_mode = "kv_quant_mode" in parameters
     path = tree.root / TRITON_ATTN
     pages = pages_of(tree.root, path.read_text() if path.is_file() else "")
 
@@ -98,6 +119,7 @@ def unified(tree: SourceTree, arch: str) -> Adapter:
             sinks=tensors.get("sinks"),
             alibi_slopes=tensors.get("alibi_slopes"),
             **options,
+            **fixed,
         )
 
     domain = Domain(
@@ -113,7 +135,7 @@ def unified(tree: SourceTree, arch: str) -> Adapter:
         source=f"{UNIFIED_FILES[0]}: unified_attention; {TRITON_ATTN}: "
         "get_supported_kernel_block_sizes, get_kv_cache_shape",
     )
-    return _adapter("unified_attention", UNIFIED, call, domain, module)
+    return _adapter(name, UNIFIED, call, domain, module)
 
 
 def _parts(query: torch.Tensor, size: int) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""Attention of vLLM and conch over pages: which releases are right, and what is wrong elsewhere."""
+
+import pytest
+
+from kvfuzz.errors import Exit
+
+pytestmark = pytest.mark.thirdparty
+
+UNIFIED, DESCRIPTORS = "vllm:unified_attention", "vllm:unified_attention_descriptors"
+PAGED, CHUNKED = "vllm:paged_attention_2d", "vllm:chunked_prefill_paged_decode"
+CASES = 40
+CLEAN = [
+    (UNIFIED, "0.13.0"),
+    (UNIFIED, "0.24.0"),
+    (UNIFIED, "0.33.0"),
+    (PAGED, "0.25.0"),
+    (PAGED, "0.33.0"),
+    (CHUNKED, "0.33.0"),
+]
+
+
+@pytest.mark.parametrize(("target", "release"), CLEAN)
+def test_a_release_is_clean(campaign, vllm, target, release):
+    where = "numbers=spread|exact" if release == "0.13.0" else ""
+    code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=CASES)
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
+    assert summary.passed["oracle"] == CASES
+    assert summary.facts["blocks_used"]["2+"] >= CASES // 2
+
+
+@pytest.mark.parametrize(
+    ("target", "release"), [(PAGED, "0.24.0"), (CHUNKED, "0.24.0"), (DESCRIPTORS, "0.33.0")]
+)
+def test_slots_behind_a_sequence_are_multiplied_by_zero(campaign, vllm, target, release):
+    """vLLM #47305, fixed in 0.25.0; by descriptors it is there to this day."""
+    code, (found,), _ = campaign(target, sources=vllm(release), max_cases=CASES)
+    assert (code, found.seed.property) == (Exit.FINDING, "dead_bytes")
+    scene = found.seed.case.scene
+    assert (scene.num_query_heads, len(scene.batch.sequences)) == (1, 1)
+
+
+def test_up_to_0_24_0_a_tile_without_a_visible_token_ends_a_row_in_half_precision(campaign, vllm):
+    where = "numbers=low,window=cuts,phase=extend|prefill|mixed,model_dtype=fp16,cache_dtype=fp16"
+    for release, expected in (("0.24.0", Exit.FINDING), ("0.33.0", Exit.CLEAN)):
+        code, found, _ = campaign(UNIFIED, where=where, sources=vllm(release), max_cases=CASES)
+        assert code == expected, release
+        assert all(each.seed.property == "oracle" for each in found)
+
+
+def test_conch_multiplies_block_ids_in_32_bits(campaign):
+    code, (found,), _ = campaign(
+        "conch:paged_attention", where="reach=past_2g_elements", max_cases=CASES
+    )
+    assert (code, found.seed.property) == (Exit.FINDING, "no_overflow")
+
+
+def test_conchs_varlen_attention_takes_a_context_for_none(campaign):
+    where = "phase=extend,cache_dtype=fp32"
+    code, (found,), _ = campaign("conch:varlen_attention", where=where, max_cases=CASES)
+    assert (code, found.seed.property) == (Exit.FINDING, "oracle")
+    (sequence,) = found.seed.case.scene.batch.sequences
+    assert (sequence.start, sequence.length) == (1, 2)
+    where = "phase=prefill|decode,cache_dtype=fp32,reach=near"
+    code, found, _ = campaign("conch:varlen_attention", where=where, max_cases=CASES)
+    assert (code, list(found)) == (Exit.CLEAN, [])
