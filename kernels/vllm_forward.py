@@ -35,7 +35,7 @@ LOADED_FIRST = (
 """Files whose own code takes part, each before the first that imports it."""
 TOKENS_PER_ROUND = "_CP_TOKENS_PER_ITER_ROCM"
 """What the backend calls the tokens of context that it gathers at a time, of all requests."""
-ROUND = 128
+ROUND = 32
 """Those of a request here. vLLM has 32 Ki for all requests, which no context of a case fills."""
 CDNA_GENERATIONS = {"gfx90a": 2, "gfx942": 3}
 """Later ones are 4."""
