@@ -81,6 +81,11 @@ SHIPPED: tuple[Listed, ...] = (
         "kvfuzz's own writer of DeepSeek V4's cache",
     ),
     Listed(
+        "builtin:mla_decode",
+        "mla_decode",
+        "kvfuzz's own decode attention over MLA's pages, with its log-sum-exp",
+    ),
+    Listed(
         "builtin:paged_attention",
         "paged_attention",
         "kvfuzz's own decode attention over pages, in parts that are merged",

@@ -17,6 +17,7 @@ from kvfuzz.kernels.builtin.gather_cache import gather_cache
 from kvfuzz.kernels.builtin.gather_indexer import gather_indexer
 from kvfuzz.kernels.builtin.gather_mla import gather_mla
 from kvfuzz.kernels.builtin.indexer_quant_and_cache import indexer_quant_and_cache
+from kvfuzz.kernels.builtin.mla_decode import mla_decode
 from kvfuzz.kernels.builtin.paged_attention import paged_attention
 from kvfuzz.kernels.builtin.per_token_head_quant import per_token_head_quant
 from kvfuzz.kernels.builtin.quantize_and_insert_k_cache import quantize_and_insert_k_cache
@@ -32,6 +33,7 @@ from kvfuzz.kernels.mutants.patches import BUILTIN, Mutant, mutants
 from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.axes import Domain, nearest
 from kvfuzz.model.ops.attention import ATTENTION_OPS
+from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.target import Precision, Quantise, TargetInfo, TargetSpec
 
 FUNCTIONS: dict[str, Callable[..., None]] = {
@@ -48,6 +50,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "indexer_quant_and_cache": indexer_quant_and_cache,
     "gather_indexer": gather_indexer,
     "quantize_and_insert_k_cache": quantize_and_insert_k_cache,
+    "mla_decode": mla_decode,
     "paged_attention": paged_attention,
     "unified_attention": unified_attention,
 }
@@ -98,7 +101,7 @@ PRECISION = Precision(
     weights="fp32",
     dequantised="fp32",
     tile=16,
-    source="kernels/builtin/unified_attention.py: all in fp32, dots of ieee precision",
+    source="kernels/builtin, each file: all in fp32, dots of ieee precision",
 )
 
 REFUSALS = (NotImplementedError,)
@@ -111,7 +114,7 @@ def quantise_of(op: str) -> Quantise:
 
 def precision_of(op: str) -> Precision:
     """What our own kernel of `op` holds in fewer bits than fp32: nothing."""
-    return PRECISION if op in ATTENTION_OPS else Precision()
+    return PRECISION if op in (*ATTENTION_OPS, MLA_OP) else Precision()
 
 
 def builtin(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:

@@ -25,9 +25,16 @@ tokens and the tiles' rescalings, partial results, the division, the rounding of
 Exact sums. Where all products and all partial sums of q . k have few enough bits, equal scores are
 equal bits, so that the tokens with the largest score have weight one exactly; all others together
 have some small weight, which is counted as lost. What is left is a division and a rounding.
+
+Log-sum-exp. l = m + log(sum w), m the largest score. Scores that are off by eta_j, |eta_j| <=
+delta_j, give an l' with dl/deta_j = p_j along the way, so that it moves by max delta_j at most, and
+by exp(2d) B at most. The sum is off as above, of positive terms, which its logarithm makes an
+absolute error; then the logarithm and the addition of m have some u of what they are of, and so has
+each part of a sequence whose l goes into a merge. With exact scores only those are left.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -79,6 +86,20 @@ class Bounded(NamedTuple):
     value: Tensor
     bound: Tensor
 
+    def rounded(self, dtype: CacheDtype) -> "Bounded":
+        """The same once it was rounded to `dtype`."""
+        more = unit(dtype) * (self.value.abs() + self.bound) + smallest(dtype)
+        return Bounded(self.value, self.bound + more)
+
+
+class Attended(NamedTuple):
+    """What attention makes of each query head."""
+
+    output: Bounded
+    """`[T, Hq, Dv]`, of the model's dtype."""
+    lse: Bounded
+    """`[T, Hq]`, the logarithm of the sum of exp(score), sinks included, in fp32."""
+
 
 def unit(dtype: CacheDtype) -> float:
     """The largest relative error of one rounding to `dtype`."""
@@ -98,7 +119,7 @@ def attend(
     seen: Tensor,
     how: Scoring,
     numerics: Numerics,
-) -> Bounded:
+) -> Attended:
     """Queries `[T, Hq, D]` over keys `[L, H, D]` and values `[L, H, Dv]`, all fp64.
 
     `distance` and `seen` are `[T, L]`: position of the query less that of the key, and whether it
@@ -120,7 +141,11 @@ def attend(
         )
         for head in range(query.shape[1])
     ]
-    return Bounded(*(torch.stack(each, dim=1) for each in zip(*found, strict=True)))
+    return Attended(*(_stacked(each) for each in zip(*found, strict=True)))
+
+
+def _stacked(heads: Sequence[Bounded]) -> Bounded:
+    return Bounded(*(torch.stack(each, dim=1) for each in zip(*heads, strict=True)))
 
 
 def _head(
@@ -131,7 +156,7 @@ def _head(
     seen: Tensor,
     how: Scoring,
     numerics: Numerics,
-) -> Bounded:
+) -> Attended:
     precision = numerics.precision
     length, tiles = k.shape[0], -(-k.shape[0] // precision.tile) + 1
     score, size = (q @ k.T) * how.scale, (q.abs() @ k.abs().T) * how.scale
@@ -169,13 +194,24 @@ def _head(
         + lost * (v.abs().T @ seen.T.double()).T / total
     )
     general = _moved(p, delta, v, value, mass) + mass * rounded + common
+    is_exact = _is_exact(q, k, v, seen, how)[:, None]
     bound = torch.where(
-        _is_exact(q, k, v, seen, how)[:, None],
+        is_exact,
         _of_winners(weight, total, v, value) + value.abs() * 2 * FEW * FP32,
         general,
     )
-    model = numerics.model
-    return Bounded(value, bound + unit(model) * (value.abs() + bound) + smallest(model))
+    lse = (largest + torch.log(total)).squeeze(-1)
+    off_lse = torch.where(is_exact, 0.0, _moved_lse(p, delta)) + sums / (1 - sums)
+    off_lse = off_lse + FEW * FP32 * (1 + torch.log(total) + largest.abs() + lse[:, None].abs())
+    return Attended(
+        Bounded(value, bound).rounded(numerics.model), Bounded(lse, off_lse.squeeze(-1))
+    )
+
+
+def _moved_lse(p: Tensor, delta: Tensor) -> Tensor:
+    """How far the log-sum-exp moves with the scores: `[T, 1]`."""
+    d = delta.amax(-1, keepdim=True)
+    return torch.minimum(d, torch.exp(2 * d) * (p * delta).sum(-1, keepdim=True))
 
 
 def _moved(p: Tensor, delta: Tensor, v: Tensor, value: Tensor, mass: Tensor) -> Tensor:

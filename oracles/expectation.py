@@ -15,6 +15,7 @@ from torch import Tensor
 from kvfuzz.model.case import Program, Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.ops.attention import ATTENTION_OPS
+from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.target import Precision, Quantise
 from kvfuzz.oracles import image
 from kvfuzz.oracles.attention_bound import Bounded
@@ -23,6 +24,7 @@ from kvfuzz.oracles.gather_cache import gather_cache
 from kvfuzz.oracles.memory import Elements, Memory
 from kvfuzz.oracles.ops import latent
 from kvfuzz.oracles.ops.attention import attention
+from kvfuzz.oracles.ops.mla import mla_decode
 from kvfuzz.oracles.ops.slots import slot_mapping
 from kvfuzz.oracles.ops.states import copy_states
 from kvfuzz.oracles.page_ops import copy_blocks, swap_blocks, zero_blocks
@@ -153,9 +155,10 @@ REFERENCES: dict[str, Callable[[Memory, Step, Quantise], list[Stored]]] = {
 }
 
 
-ARITHMETIC: dict[str, Callable[[Memory, Step, Precision], list[Stored]]] = dict.fromkeys(
-    ATTENTION_OPS, attention
-)
+ARITHMETIC: dict[str, Callable[[Memory, Step, Precision], list[Stored]]] = {
+    **dict.fromkeys(ATTENTION_OPS, attention),
+    MLA_OP: mla_decode,
+}
 """The references of ops that compute numbers, which depend on what a target rounds."""
 
 FULL = Precision()

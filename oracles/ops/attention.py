@@ -91,7 +91,7 @@ def _sequence(
     )
     distance = positions[:, None] - tokens
     seen = (distance >= 0) & (distance < window)
-    return attend(query, keys, values, distance.double(), seen, how, numerics)
+    return attend(query, keys, values, distance.double(), seen, how, numerics).output
 
 
 def _elements(

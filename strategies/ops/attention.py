@@ -50,8 +50,8 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"alibi_slopes": "some", "phase": "extend"}, "a bias by position"),
     Boundary({"scale": "general", "phase": "mixed"}, "K and V with scales of their own"),
     Boundary({"granularity": "token_head_inline"}, "scales inside of pages"),
-    Boundary({"values": "exact", "table": "wide"}, "one wrong token among many shows"),
-    Boundary({"values": "exact", "sequences": "3", "phase": "mixed"}, "the same over sequences"),
+    Boundary({"numbers": "exact", "table": "wide"}, "one wrong token among many shows"),
+    Boundary({"numbers": "exact", "sequences": "3", "phase": "mixed"}, "the same over sequences"),
     Boundary({"value_size": "narrower"}, "V narrower than K"),
     Boundary({"idle": "some"}, "a padded request: no tokens at all"),
     Boundary({"row_count": "more", "metadata": "wider"}, "a batch padded to a captured size"),
@@ -94,13 +94,13 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
         model_dtype=row["model_dtype"],
         k_scale=k_scale,
         v_scale=v_scale,
-        softmax_scale=_softmax_scale(choices, page.head_size),
+        softmax_scale=softmax_scale(choices, page.head_size),
         queries_per_kv=int(row["queries_per_kv"]),
         window=_window(choices, row, longest),
         softcap=pick(choices, CAPS) if row["softcap"] == "some" else 0,
         sinks=row["sinks"] == "some",
         alibi=row["alibi_slopes"] == "some",
-        values=row["values"],
+        values=row["numbers"],
         row_gap=pick(choices, (page.head_size, 16, 3 * page.head_size)) if gapped else 0,
         spare_rows=number(choices, 1, MOST_SPARE) if row["row_count"] == "more" else 0,
         spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
@@ -151,7 +151,7 @@ def _swapped(first: Sequence, last: Sequence) -> tuple[Sequence, Sequence]:
 def _scales(choices: Choices, row: Row) -> tuple[int, int]:
     """Scales as for a gather; integers, which are about as large as their scale is small, get
     smaller ones."""
-    if row["values"] == "exact" and DTYPES[row["cache_dtype"]].is_integer:
+    if row["numbers"] == "exact" and DTYPES[row["cache_dtype"]].is_integer:
         return FP32_ONE, FP32_ONE
     k_scale, v_scale = scale_pair(choices, row)
     if DTYPES[row["cache_dtype"]].is_integer and row["scale"] != "unit":
@@ -160,7 +160,8 @@ def _scales(choices: Choices, row: Row) -> tuple[int, int]:
     return k_scale, v_scale
 
 
-def _softmax_scale(choices: Choices, head_size: int) -> int:
+def softmax_scale(choices: Choices, head_size: int) -> int:
+    """The bit pattern of what scores are scaled by."""
     fp32 = DTYPES["fp32"]
     if chance(choices, USUAL):
         return fp32.encode(2.0 ** -number(choices, 1, 4))

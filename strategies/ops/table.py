@@ -4,13 +4,14 @@ from collections.abc import Callable
 from functools import partial
 
 from kvfuzz.model.ops.attention import ATTENTION_OPS
+from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.ops.slots import SLOT_OP
 from kvfuzz.model.ops.state_axes import STATE_OP
 from kvfuzz.model.ops.table import OpScene
 from kvfuzz.model.steps import PAGE_OPS
 from kvfuzz.strategies.boundary import Boundary
 from kvfuzz.strategies.choices import Choices
-from kvfuzz.strategies.ops import attention, latent, pages, slots, states
+from kvfuzz.strategies.ops import attention, latent, mla, pages, slots, states
 
 Draw = Callable[[Choices, dict[str, str]], OpScene]
 
@@ -20,6 +21,7 @@ DRAWN: dict[str, Draw] = {
     STATE_OP: states.drawn_scene,
     **{op: partial(latent.drawn_scene, op=op) for op in latent.BOUNDARIES},
     **{op: partial(attention.drawn_scene, op=op) for op in ATTENTION_OPS},
+    MLA_OP: mla.drawn_scene,
 }
 
 OP_BOUNDARIES: dict[str, tuple[Boundary, ...]] = {
@@ -28,4 +30,5 @@ OP_BOUNDARIES: dict[str, tuple[Boundary, ...]] = {
     STATE_OP: states.BOUNDARIES,
     **latent.BOUNDARIES,
     **dict.fromkeys(ATTENTION_OPS, attention.BOUNDARIES),
+    MLA_OP: mla.BOUNDARIES,
 }

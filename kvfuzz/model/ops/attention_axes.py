@@ -8,7 +8,8 @@ from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, ChoiceFill
 from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
-from kvfuzz.model.ops.attention import ATTENTION_VALUES, PAGED
+from kvfuzz.model.ops.attended import ATTENTION_VALUES
+from kvfuzz.model.ops.attention import ATTENTION_OPS, PAGED
 from kvfuzz.model.round_trip import runs
 from kvfuzz.model.rules import RULES, Rule
 from kvfuzz.model.scales import SCALES, least_scale
@@ -80,7 +81,7 @@ def _scale(case: Program) -> str:
     return "unit" if set(least) == {FP32_ONE} else "power_of_two"
 
 
-def _values(case: Program) -> str:
+def _numbers(case: Program) -> str:
     fill = case.buffer(case.bound_buffer(case.steps[0], "query")).fill
     return ATTENTION_VALUES[isinstance(fill, ChoiceFill)]
 
@@ -111,7 +112,12 @@ ATTENTION_AXES: tuple[Axis, ...] = (
         lambda case: case.bound_field(case.steps[0], "query").dtype,
     ),
     *SIZE_AXES,
-    Axis("scale", ("none", "unit", "power_of_two", "general", "extreme"), _scale),
+    Axis(
+        "scale",
+        ("none", "unit", "power_of_two", "general", "extreme"),
+        _scale,
+        only(ATTENTION_OPS, "none", "unit", "power_of_two", "general"),
+    ),
     STRIDES,
     Axis("phase", PHASES, _phase, only((PAGED,), "decode")),
     Axis("queries_per_kv", QUERIES_PER_KV, _queries_per_kv),
@@ -129,7 +135,7 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     Axis("row_count", ("exact", "more"), _row_count),
     Axis("metadata", ("exact", "wider"), _metadata),
     Axis("rows", ("dense", "gapped"), _rows),
-    Axis("values", ATTENTION_VALUES, _values),
+    Axis("numbers", ATTENTION_VALUES, _numbers),
 )
 
 _AXES = {axis.name for axis in ATTENTION_AXES}
@@ -179,10 +185,10 @@ ATTENTION_RULES: tuple[Rule, ...] = (
     ),
     # Sums are exact where weights are one or zero, and scales powers of two.
     *(
-        Rule((axis, "values"), lambda level, values: values == "spread" or level == "none")
+        Rule((axis, "numbers"), lambda level, numbers: numbers == "spread" or level == "none")
         for axis in ("softcap", "sinks", "alibi_slopes")
     ),
-    Rule(("scale", "values"), lambda scale, values: values == "spread" or scale != "general"),
+    Rule(("scale", "numbers"), lambda scale, numbers: numbers == "spread" or scale != "general"),
 )
 
 

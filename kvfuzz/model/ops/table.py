@@ -1,14 +1,22 @@
 """The kinds of scenes, by their types and by their ops."""
 
-from kvfuzz.model.ops import attention_family, latent_family, pages, slot_family, states
+from kvfuzz.model.ops import (
+    attention_family,
+    latent_family,
+    mla_family,
+    pages,
+    slot_family,
+    states,
+)
 from kvfuzz.model.ops.attention import AttentionScene
 from kvfuzz.model.ops.family import OpFamily
 from kvfuzz.model.ops.latent import LatentScene
+from kvfuzz.model.ops.mla import MlaScene
 from kvfuzz.model.ops.page_scene import PageScene
 from kvfuzz.model.ops.slots import SlotScene
 from kvfuzz.model.ops.states import StateScene
 
-OpScene = SlotScene | PageScene | StateScene | LatentScene | AttentionScene
+OpScene = SlotScene | PageScene | StateScene | LatentScene | AttentionScene | MlaScene
 
 FAMILIES: dict[type, OpFamily] = {
     SlotScene: slot_family.FAMILY,
@@ -16,6 +24,7 @@ FAMILIES: dict[type, OpFamily] = {
     StateScene: states.FAMILY,
     LatentScene: latent_family.FAMILY,
     AttentionScene: attention_family.FAMILY,
+    MlaScene: mla_family.FAMILY,
 }
 
 BY_OP: dict[str, OpFamily] = {op: family for family in FAMILIES.values() for op in family.ops}
