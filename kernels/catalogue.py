@@ -181,6 +181,11 @@ SHIPPED: tuple[Listed, ...] = (
         "vLLM's Triton writer of DeepSeek V4's cache; needs --source vllm=DIR",
     ),
     Listed(
+        "vllm:decode_attention",
+        "mla_decode",
+        "vLLM's Triton decode attention as its MLA backend calls it; needs --source vllm=DIR",
+    ),
+    Listed(
         "vllm:reshape_and_cache",
         "reshape_and_cache",
         "vLLM's writer for the format at hand, one of the next two; needs --source vllm=DIR",

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels import vllm_copies, vllm_latent, vllm_quant, vllm_slots
+from kvfuzz.kernels import vllm_copies, vllm_latent, vllm_mla, vllm_quant, vllm_slots
 from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contract_table import CONVENTIONAL
 from kvfuzz.kernels.contracts import bind
@@ -60,6 +60,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:indexer_quant_and_cache": vllm_latent.index_writer,
         "vllm:gather_indexer": vllm_latent.index_gather,
         "vllm:quantize_and_insert_k_cache": vllm_latent.v4_writer,
+        "vllm:decode_attention": vllm_mla.decode,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(

@@ -94,7 +94,7 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
         model_dtype=row["model_dtype"],
         k_scale=k_scale,
         v_scale=v_scale,
-        softmax_scale=softmax_scale(choices, page.head_size),
+        softmax_scale=_softmax_scale(choices, page.head_size),
         queries_per_kv=int(row["queries_per_kv"]),
         window=_window(choices, row, longest),
         softcap=pick(choices, CAPS) if row["softcap"] == "some" else 0,
@@ -160,8 +160,7 @@ def _scales(choices: Choices, row: Row) -> tuple[int, int]:
     return k_scale, v_scale
 
 
-def softmax_scale(choices: Choices, head_size: int) -> int:
-    """The bit pattern of what scores are scaled by."""
+def _softmax_scale(choices: Choices, head_size: int) -> int:
     fp32 = DTYPES["fp32"]
     if chance(choices, USUAL):
         return fp32.encode(2.0 ** -number(choices, 1, 4))

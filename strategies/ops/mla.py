@@ -2,14 +2,14 @@
 
 from msgspec.structs import replace
 
-from kvfuzz.model.dtypes import itemsize
+from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.layout import Geometry
 from kvfuzz.model.ops.mla import MlaScene
 from kvfuzz.model.plan import Batch
 from kvfuzz.strategies.batches import occupancy
 from kvfuzz.strategies.boundary import Boundary
-from kvfuzz.strategies.choices import Choices, fill_seed, number, pick
-from kvfuzz.strategies.ops.attention import CAPS, MOST_SPARE, softmax_scale
+from kvfuzz.strategies.choices import Choices, chance, fill_seed, number, pick
+from kvfuzz.strategies.ops.attention import CAPS, MOST_SPARE, USUAL
 from kvfuzz.strategies.ops.latent import MOST_LAYERS, given_scale, padding
 from kvfuzz.strategies.rows import Row
 
@@ -26,7 +26,7 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"query_heads": "20", "sequences": "3"}, "a second program with few heads"),
     Boundary({"query_heads": "1"}, "one head of a rank"),
     Boundary({"query_heads": "3", "numbers": "exact"}, "fewer heads than a program takes"),
-    Boundary({"latent_size": "32", "rope_size": "8"}, "rows that are no power of two"),
+    Boundary({"latent_size": "48", "rope_size": "8"}, "latents that are no power of two"),
     Boundary({"block_size": "1"}, "a token a block"),
     Boundary({"block_size": "64", "sequences": "3"}, "the block size of FlashMLA"),
     Boundary({"block_size": "784"}, "blocks larger than a tile"),
@@ -84,7 +84,7 @@ def drawn_scene(choices: Choices, row: Row) -> MlaScene:
                 replace(each, start=each.length - 1, length=1) for each in occupied.batch.sequences
             ),
         ),
-        softmax_scale=softmax_scale(choices, width),
+        softmax_scale=_softmax_scale(choices, width),
         softcap=pick(choices, CAPS) if row["softcap"] == "some" else 0,
         row_gap=pick(choices, (alone.rope_size, 16, 3 * width)) if gapped else 0,
         spare_rows=number(choices, 1, MOST_SPARE) if row["row_count"] == "more" else 0,
@@ -92,3 +92,11 @@ def drawn_scene(choices: Choices, row: Row) -> MlaScene:
         margin=pick(choices, MARGINS) if row["longest"] == "more" else 0,
         fill_seed=fill_seed(choices),
     )
+
+
+def _softmax_scale(choices: Choices, width: int) -> int:
+    """One over the root of the width; at times a power of two near it, so that few tokens count."""
+    scale = width**-0.5
+    if chance(choices, USUAL):
+        scale = 2.0 ** (number(choices, 0, 3) - width.bit_length() // 2 - 1)
+    return DTYPES["fp32"].encode(scale)

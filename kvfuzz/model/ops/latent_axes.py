@@ -30,7 +30,7 @@ FORMS_OF: dict[str, Levels] = {
     GATHER_INDEX: ("tiled", "flat"),
     INSERT_V4: ("fp8_ds_mla_v4",),
 }
-LATENT_SIZES: Levels = ("16", "32", "64", "128", "448", "512")
+LATENT_SIZES: Levels = ("16", "32", "48", "64", "128", "448", "512")
 """Elements of a token's first part: kv_c, or the indexer's key."""
 ROPE_SIZES: Levels = ("0", "8", "16", "64")
 """Elements of its second part, k_pe; the indexer has none."""

@@ -24,6 +24,8 @@ from kvfuzz.model.vocabulary import BLOCK_SIZES, NESTINGS, PAGES, Levels
 QUERY_HEADS: Levels = ("1", "3", "16", "20", "128")
 """Query heads of a rank: few, as many as a program takes (16 in most kernels), some more, and all
 of DeepSeek V3's."""
+MLA_LATENT_SIZES: Levels = ("16", "32", "48", "512")
+"""Those of the other ops, and one that is no power of two, where kernels mask."""
 LSE_DTYPES: Levels = ("fp32", "model")
 SOME: Levels = ("none", "some")
 
@@ -73,10 +75,6 @@ def _metadata(case: Program) -> str:
     return "wider" if behind else "exact"
 
 
-def _of_mla(name: str, levels: Levels, part: int) -> dict[str, Levels]:
-    return {MLA_OP: tuple(size for size in levels if size in SIZES_OF[name][part])}
-
-
 MLA_AXES: tuple[Axis, ...] = (
     Axis("nesting", NESTINGS, nesting, {MLA_OP: ("layer_first", "block_first")}),
     Axis("page", PAGES, page_level),
@@ -91,9 +89,9 @@ MLA_AXES: tuple[Axis, ...] = (
         "latent_size",
         LATENT_SIZES,
         lambda case: str(page_of(case).extents["dim"]),
-        _of_mla("mla", LATENT_SIZES, 0),
+        {MLA_OP: MLA_LATENT_SIZES},
     ),
-    Axis("rope_size", ROPE_SIZES, rope_size, _of_mla("mla", ROPE_SIZES, 1)),
+    Axis("rope_size", ROPE_SIZES, rope_size, {MLA_OP: SIZES_OF["mla"][1]}),
     Axis(
         "scale",
         ("none", "unit", "power_of_two", "general", "extreme"),
