@@ -31,6 +31,8 @@ QUANTISED = (
 )
 
 SIZES = (
+    "softmax_scale",
+    "softcap",
     "block_table_stride",
     "query_row_stride",
     "query_head_stride",
@@ -51,7 +53,8 @@ MERGE_SIZES = (
     "lse_head_stride",
     "latent_size",
 )
-"""What kernels are not compiled anew for: strides and sizes, of which each cache has its own."""
+"""What kernels are not compiled anew for: numbers, strides and sizes, of which each cache has its
+own."""
 
 HEADS, TILE, PARTS = 16, 16, 4
 """Query heads of a program, tokens that are looked at together, programs that share a sequence."""

@@ -1,4 +1,4 @@
-"""vLLM's decode attention over MLA's latent: which releases are right, and what others get wrong."""
+"""vLLM's decode attention over MLA's latent: which releases are right, and what is wrong."""
 
 from pathlib import Path
 
