@@ -95,10 +95,12 @@ def decode(tree: SourceTree, arch: str) -> Adapter:
         precision=Precision(
             weights="model",
             dequantised="model",
+            merged="lse",
             fp32_dot="tf32",
             # A part may be one token.
             tile=1,
-            source=f"{where}: _fwd_grouped_kernel_stage1: p.to(v.dtype), (k * ks).to(q.dtype)",
+            source=f"{where}: p.to(v.dtype), (k.to(tl.float32) * ks).to(q.dtype), and "
+            "e_max + tl.log(e_sum), which _fwd_kernel_stage2 merges by",
         ),
         batch_invariant=fixed,
     )

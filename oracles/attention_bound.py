@@ -24,7 +24,8 @@ tokens and the tiles' rescalings, partial results, the division, the rounding of
 
 Exact sums. Where all products and all partial sums of q . k have few enough bits, equal scores are
 equal bits, so that the tokens with the largest score have weight one exactly; all others together
-have some small weight, which is counted as lost. What is left is a division and a rounding.
+have some small weight, which is counted as lost. What is left is a division and a rounding. Parts
+that are merged by their log-sum-exp add its rounding, that of numbers as large as the scores.
 
 Log-sum-exp. l = m + log(sum w), m the largest score. Scores that are off by eta_j, |eta_j| <=
 delta_j, give an l' with dl/deta_j = p_j along the way, so that it moves by max delta_j at most, and
@@ -194,10 +195,14 @@ def _head(
         + lost * (v.abs().T @ seen.T.double()).T / total
     )
     general = _moved(p, delta, v, value, mass) + mass * rounded + common
+    merged = torch.zeros_like(value)
+    if precision.merged == "lse":
+        one = FP32 * (largest.abs() + torch.log(total)) + FEW * FP32 * (1 + torch.log(total))
+        merged = _moved(p, one.expand_as(p), v, value, mass)
     is_exact = _is_exact(q, k, v, seen, how)[:, None]
     bound = torch.where(
         is_exact,
-        _of_winners(weight, total, v, value) + value.abs() * 2 * FEW * FP32,
+        _of_winners(weight, total, v, value) + value.abs() * 2 * FEW * FP32 + merged,
         general,
     )
     lse = (largest + torch.log(total)).squeeze(-1)

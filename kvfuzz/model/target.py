@@ -20,6 +20,7 @@ Rounding = Literal["half_even", "half_away_fp32"]
 MayHold = Literal["nan", "finite"]
 Held = Literal["fp32", "model"]
 Dot = Literal["ieee", "tf32"]
+Merged = Literal["sums", "lse"]
 
 
 class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +65,9 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of code * scale, before a dot."""
     partial: Held = "fp32"
     """Of the results of parts of a sequence, before they are merged."""
+    merged: Merged = "sums"
+    """What a part is weighed by when it is merged: its largest score and its sum, or the logarithm
+    of both in one number, which has the fewer bits for the sum the larger the score is."""
     scaled_query: bool = False
     """Whether the query is multiplied by the scale of scores before the dot, in the model's
     dtype."""

@@ -14,7 +14,8 @@ DENSE = "nesting=layer_first,page=exact,reach=near"
 CASES = 60
 
 CLEAN = [
-    ("0.13.0", DENSE),
+    # With a token a block the stride between tokens says nothing, and is taken for that of pages.
+    ("0.13.0", f"{DENSE},block_size=2|16|64"),
     ("0.18.0", f"{DENSE},scale=none|unit"),
     ("0.19.0", DENSE),
     ("0.23.0", DENSE),

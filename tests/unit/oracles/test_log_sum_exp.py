@@ -90,3 +90,25 @@ def test_rounding_adds_half_a_unit_of_the_format():
     rounded = exact.rounded(DTYPES["bf16"])
     assert (rounded.bound >= exact.value.abs() * 2.0**-8).all()
     assert (rounded.bound <= exact.value.abs() * 2.0**-7).all()
+
+
+def test_parts_that_are_merged_by_their_logarithm_are_off_by_a_unit_of_the_scores():
+    """Winners in two parts, 3 and 1, of scores of 3072: their logarithms have twelve bits behind
+    the point, and the weights no more."""
+    query = torch.zeros(1, 1, 24)
+    query[0, 0, :3] = 2.0**12
+    rows = torch.zeros(8, 1, 24)
+    rows[[0, 1, 2, 7], 0, :3] = 1
+    rows[7, 0, 5] = 1
+    scores = (query[0] @ rows[:, 0].T) * 0.25
+    found = [torch.logsumexp(part, 1) for part in scores.chunk(2, dim=1)]
+    share = float(torch.exp(found[1] - found[0]) / (1 + torch.exp(found[1] - found[0])))
+    by_sums = _attended(query, rows, 0.25).output
+    assert abs(share - 0.25) > by_sums.bound[0, 0, 5]
+    merged = FULL._replace(precision=Precision("fp32", "fp32", merged="lse"))
+    how = Scoring(0.25, 0.0, None, None)
+    distance = torch.arange(8).flip(0)[None, :].double()
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    args = (query.double(), rows.double(), rows.double(), distance, seen, how, merged)
+    by_lse = attend(*args).output
+    assert abs(share - 0.25) <= by_lse.bound[0, 0, 5] < 1e-3
