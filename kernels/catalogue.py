@@ -81,6 +81,11 @@ SHIPPED: tuple[Listed, ...] = (
         "kvfuzz's own writer of DeepSeek V4's cache",
     ),
     Listed(
+        "builtin:mla_decode",
+        "mla_decode",
+        "kvfuzz's own decode attention over MLA's pages, with its log-sum-exp",
+    ),
+    Listed(
         "builtin:paged_attention",
         "paged_attention",
         "kvfuzz's own decode attention over pages, in parts that are merged",
@@ -229,6 +234,11 @@ SHIPPED: tuple[Listed, ...] = (
         "vllm:shared_kv_attention",
         "shared_kv_attention",
         "vLLM's AITER attention over another layer's cache, from 0.29 on; needs --source vllm=DIR",
+    ),
+    Listed(
+        "vllm:decode_attention",
+        "mla_decode",
+        "vLLM's Triton decode attention as its MLA backend calls it; needs --source vllm=DIR",
     ),
     Listed(
         "vllm:reshape_and_cache",

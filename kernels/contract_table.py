@@ -8,6 +8,7 @@ from collections.abc import Callable
 from kvfuzz.kernels.contract import Contract, Derivation, Scalars, Tensors
 from kvfuzz.model.dtypes import DTYPES, engine_spelling
 from kvfuzz.model.ops.attention import ATTENTION_OPS, PAGED, SHARED
+from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.scene import QUANT_OP
 from kvfuzz.model.vocabulary import Levels
 
@@ -104,6 +105,11 @@ _ATTENTION_SPELT = {
     "k_descale": "k_scale",
     "v_descale": "v_scale",
 }
+_LATENT_SPELT = {
+    "kv_c_and_k_pe_cache": "kv_cache",
+    "req_to_token": "block_table",
+    "b_seq_len": "seq_lens",
+}
 _ATTENTION_OPTIONAL = (
     "k_scale",
     "v_scale",
@@ -191,6 +197,13 @@ CONTRACTS: dict[str, Contract] = {
                 derived={**_ATTENDED, **_NONE} if op == SHARED else _ATTENDED,
             )
             for op in ATTENTION_OPS
+        ),
+        Contract(
+            op=MLA_OP,
+            required=("query", "kv_cache", "output", "lse", "block_table", "seq_lens"),
+            optional=("k_scale", "max_seq_len", "kv_cache_dtype", "cache_dtype"),
+            aliases={**_ATTENTION_SPELT, **_LATENT_SPELT},
+            derived={**_ATTENDED, "block_size": _size("kv_cache", 1)},
         ),
         Contract(
             op="slot_mapping",

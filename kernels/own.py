@@ -18,6 +18,7 @@ from kvfuzz.kernels.builtin.gather_indexer import gather_indexer
 from kvfuzz.kernels.builtin.gather_mla import gather_mla
 from kvfuzz.kernels.builtin.indexer_quant_and_cache import indexer_quant_and_cache
 from kvfuzz.kernels.builtin.merge_attn_states import merge_attn_states
+from kvfuzz.kernels.builtin.mla_decode import mla_decode
 from kvfuzz.kernels.builtin.paged_attention import paged_attention
 from kvfuzz.kernels.builtin.per_token_head_quant import per_token_head_quant
 from kvfuzz.kernels.builtin.quantize_and_insert_k_cache import quantize_and_insert_k_cache
@@ -35,6 +36,7 @@ from kvfuzz.kernels.plan_targets import PlanAdapter
 from kvfuzz.model.axes import Domain, nearest
 from kvfuzz.model.ops.attention import ATTENTION_OPS
 from kvfuzz.model.ops.merge import MERGE_OP
+from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.target import Precision, Quantise, TargetInfo, TargetSpec
 
 FUNCTIONS: dict[str, Callable[..., None]] = {
@@ -51,6 +53,7 @@ FUNCTIONS: dict[str, Callable[..., None]] = {
     "indexer_quant_and_cache": indexer_quant_and_cache,
     "gather_indexer": gather_indexer,
     "quantize_and_insert_k_cache": quantize_and_insert_k_cache,
+    "mla_decode": mla_decode,
     "paged_attention": paged_attention,
     "unified_attention": unified_attention,
     "merge_attn_states": merge_attn_states,
@@ -106,11 +109,11 @@ PRECISION = Precision(
     partial="fp32",
     fp32_dot="ieee",
     tile=16,
-    source="kernels/builtin/unified_attention.py: all in fp32, dots of ieee precision",
+    source="kernels/builtin, each file: all in fp32, dots of ieee precision",
 )
 
 PRECISIONS: dict[str, Precision] = {
-    **dict.fromkeys(ATTENTION_OPS, PRECISION),
+    **dict.fromkeys((*ATTENTION_OPS, MLA_OP), PRECISION),
     MERGE_OP: Precision(weights="fp32", source="kernels/builtin/merge_attn_states.py: all in fp32"),
 }
 """By op that computes numbers, what our own kernel holds in fewer bits than fp32: nothing."""

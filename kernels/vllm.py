@@ -17,6 +17,7 @@ from kvfuzz.kernels import (
     vllm_copies,
     vllm_latent,
     vllm_merge,
+    vllm_mla,
     vllm_quant,
     vllm_shared_kv,
     vllm_slots,
@@ -74,6 +75,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:paged_attention_2d": vllm_attention.paged,
         "vllm:chunked_prefill_paged_decode": vllm_attention.chunked,
         "vllm:shared_kv_attention": vllm_shared_kv.shared_kv,
+        "vllm:decode_attention": vllm_mla.decode,
     }
     if "vllm" not in spec.sources:
         raise NotCheckedError(

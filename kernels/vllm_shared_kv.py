@@ -30,6 +30,7 @@ PRECISION = Precision(
     dequantised="model",
     scaled_query=None,
     partial="model",
+    merged="lse",
     merged_part=ROUND,
     tile=16,
     source=f"{AITER_FA}: cp_mha_gather_cache dequantises to the workspace's dtype, extend_forward "

@@ -33,6 +33,12 @@ Exact sums. Where all products and all partial sums of q . k have few enough bit
 scores is a power of two or multiplies what is summed, equal scores are equal bits, so that the
 tokens with the largest score have weight one exactly; all others together have some small weight,
 which is counted as lost. What is left are merges, a division and a rounding.
+
+Log-sum-exp. l = m + log(sum w), m the largest score. Scores that are off by eta_j, |eta_j| <=
+delta_j, give an l' with dl/deta_j = p_j along the way, so that it moves by max delta_j at most, and
+by exp(2d) B at most. The sum is off as above, of positive terms, which its logarithm makes an
+absolute error; then the logarithm and the addition of m have some u of what they are of, and so has
+each part of a sequence whose l goes into a merge. With exact scores only those are left.
 """
 
 import math
@@ -91,6 +97,20 @@ class Bounded(NamedTuple):
     value: Tensor
     bound: Tensor
 
+    def rounded(self, dtype: CacheDtype) -> "Bounded":
+        """The same once it was rounded to `dtype`."""
+        more = unit(dtype) * (self.value.abs() + self.bound) + smallest(dtype)
+        return Bounded(self.value, self.bound + more)
+
+
+class Attended(NamedTuple):
+    """What attention makes of each query head."""
+
+    output: Bounded
+    """`[T, Hq, Dv]`, of the model's dtype."""
+    lse: Bounded
+    """`[T, Hq]`, the logarithm of the sum of exp(score), sinks included, in fp32."""
+
 
 def unit(dtype: CacheDtype) -> float:
     """The largest relative error of one rounding to `dtype`."""
@@ -110,7 +130,7 @@ def attend(
     seen: Tensor,
     how: Scoring,
     numerics: Numerics,
-) -> Bounded:
+) -> Attended:
     """Queries `[T, Hq, D]` over keys `[L, H, D]` and values `[L, H, Dv]`, all fp64.
 
     `distance` and `seen` are `[T, L]`: position of the query less that of the key, and whether it
@@ -136,8 +156,13 @@ def attend(
         how._replace(slopes=of_heads(how.slopes), sinks=of_heads(how.sinks)),
         numerics,
     )
-    value, bound = (each.reshape(heads, count, -1).transpose(0, 1) for each in found)
-    return Bounded(value, bound)
+
+    def of_queries(each: Tensor) -> Tensor:
+        """`[H, G * T, n]` as `[T, Hq, n]`."""
+        return each.reshape(heads, count, -1).transpose(0, 1)
+
+    output = Bounded(*map(of_queries, found.output))
+    return Attended(output, Bounded(*(of_queries(each).squeeze(-1) for each in found.lse)))
 
 
 def _attended(
@@ -148,7 +173,7 @@ def _attended(
     seen: Tensor,
     how: Scoring,
     numerics: Numerics,
-) -> Bounded:
+) -> Attended:
     """Queries `[H, R, D]` over the keys of their head `[H, L, D]`; slopes and sinks `[H, R, 1]`."""
     precision, model = numerics.precision, numerics.model
     # Of what is held in the model's dtype, its unit takes the place of that of fp32.
@@ -193,19 +218,32 @@ def _attended(
         + value.abs() * (2 * sums + 2 * FEW * held)
         + lost * (seen.double() @ v.abs()) / total
     )
+    is_exact = torch.zeros_like(largest, dtype=torch.bool)
     if precision.sums == "fp32":
+        scaled = precision.scaled_query is not None
+        is_exact = _is_exact(q, k, v, seen, how, scaled=scaled)[..., None]
         winners = _of_winners(weight, total, v, value) + merged + value.abs() * 2 * FEW * FP32
-        exact = _is_exact(q, k, v, seen, how, scaled=precision.scaled_query is not None)
-        general = torch.where(exact[..., None], winners, general)
+        general = torch.where(is_exact, winners, general)
     # What this arithmetic rounds itself, and what fp32 has no smaller numbers for.
     bound = general + mass * length * REFERENCE + (length + FEW) * LEAST
-    roundings = 1 + merges(length, precision)
-    return Bounded(value, bound + unit(model) * (value.abs() + bound) + roundings * smallest(model))
+    lost = merges(length, precision) * smallest(model)
+    lse = largest + torch.log(total)
+    off_lse = torch.where(is_exact, 0.0, _moved_lse(p, delta)) + sums / (1 - sums)
+    off_lse = off_lse + FEW * held * (1 + torch.log(total) + largest.abs() + lse.abs())
+    return Attended(Bounded(value, bound + lost).rounded(model), Bounded(lse, off_lse))
+
+
+def _moved_lse(p: Tensor, delta: Tensor) -> Tensor:
+    """How far the log-sum-exp moves with the scores: `[H, R, 1]`."""
+    d = delta.amax(-1, keepdim=True)
+    return torch.minimum(d, torch.exp(2 * d) * (p * delta).sum(-1, keepdim=True))
 
 
 def merges(length: int, precision: Precision) -> int:
-    """How often the results of parts of `length` tokens are merged, at most."""
-    return -(-length // precision.merged_part) if precision.merged_part else 0
+    """How often the results of parts of `length` tokens are merged by a log-sum-exp, at most."""
+    if precision.merged == "sums":
+        return 0
+    return -(-length // precision.merged_part) if precision.merged_part else 1
 
 
 def _merging(length: int, largest: Tensor, numerics: Numerics) -> Tensor | float:

@@ -16,6 +16,7 @@ from kvfuzz.model.case import Program, Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.ops.attention import ATTENTION_OPS
 from kvfuzz.model.ops.merge import MERGE_OP
+from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.target import Precision, Quantise
 from kvfuzz.oracles import image
 from kvfuzz.oracles.attention_bound import Bounded
@@ -25,6 +26,7 @@ from kvfuzz.oracles.memory import Elements, Memory
 from kvfuzz.oracles.ops import latent
 from kvfuzz.oracles.ops.attention import attention
 from kvfuzz.oracles.ops.merge import merge_attn_states
+from kvfuzz.oracles.ops.mla import mla_decode
 from kvfuzz.oracles.ops.slots import slot_mapping
 from kvfuzz.oracles.ops.states import copy_states
 from kvfuzz.oracles.page_ops import copy_blocks, swap_blocks, zero_blocks
@@ -160,6 +162,7 @@ REFERENCES: dict[str, Callable[[Memory, Step, Quantise], list[Stored]]] = {
 ARITHMETIC: dict[str, Callable[[Memory, Step, Precision], list[Stored]]] = {
     **dict.fromkeys(ATTENTION_OPS, attention),
     MERGE_OP: merge_attn_states,
+    MLA_OP: mla_decode,
 }
 """The references of ops that compute numbers, which depend on what a target rounds."""
 

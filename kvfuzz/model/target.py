@@ -20,6 +20,7 @@ Rounding = Literal["half_even", "half_away_fp32"]
 MayHold = Literal["nan", "finite"]
 Held = Literal["fp32", "model"]
 Dot = Literal["ieee", "tf32"]
+Merged = Literal["sums", "lse"]
 
 
 class Quantise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,10 +71,13 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the results of parts of a sequence, before they are merged."""
     sums: Held = "fp32"
     """Of scores, of their exponentials and of what is summed over tokens."""
+    merged: Merged = "sums"
+    """What the result of a part is weighed by when parts are merged: its largest score and its sum,
+    or, in fp32, the logarithm of both in one number, which has the fewer bits for the sum the
+    larger the score is."""
     merged_part: int = 0
-    """Tokens of a part, at least, where each part has a result and the log-sum-exp of its scores,
-    in fp32, by which results are merged one after the other: of so many tokens of a context, and of
-    the new tokens. 0 where parts are merged by their sums, or there are none."""
+    """Tokens of a part, at least, where results are merged one after the other; 0 where all are at
+    once."""
     fp32_dot: Dot = "tf32"
     """What a dot takes of fp32 operands: all, or ten bits of mantissa (tf32 of NVIDIA, xf32 of CDNA
     3: the default of tl.dot on both)."""

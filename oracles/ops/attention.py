@@ -93,7 +93,7 @@ def _sequence(
         _written_before(memory, step, number, first)
     distance = positions[:, None] - tokens
     seen = (distance >= 0) & (distance < window)
-    return attend(query, keys, values, distance.double(), seen, how, numerics)
+    return attend(query, keys, values, distance.double(), seen, how, numerics).output
 
 
 def _written_before(memory: Memory, step: Step, number: int, count: int) -> None:

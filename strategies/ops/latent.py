@@ -76,8 +76,8 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> LatentScene:
         batch=Batch(()),
         layers=layers,
         layer=number(choices, 0, layers - 1),
-        page_padding=_padding(choices, row),
-        scale=_scale(choices, row),
+        page_padding=padding(choices, row),
+        scale=given_scale(choices, row),
         ue8m0=row["scale_format"] == "ue8m0" and op == INDEX,
         values=row["values"] if row["values"] in VALUES else VALUES[0],
     )
@@ -102,13 +102,13 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> LatentScene:
     )
 
 
-def _scale(choices: Choices, row: Row) -> int:
+def given_scale(choices: Choices, row: Row) -> int:
     """A scale of the row's kind: of two different ones, one that is not 1."""
     pair = scale_pair(choices, {"granularity": "tensor"} | row)
     return pair[0] if pair[0] != FP32_ONE else pair[1]
 
 
-def _padding(choices: Choices, row: Row) -> int:
+def padding(choices: Choices, row: Row) -> int:
     """Bytes between pages: a multiple of what lies in them."""
     if row["page"] == "exact":
         return 0

@@ -5,13 +5,14 @@ from functools import partial
 
 from kvfuzz.model.ops.attention import ATTENTION_OPS
 from kvfuzz.model.ops.merge import MERGE_OP
+from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.ops.slots import SLOT_OP
 from kvfuzz.model.ops.state_axes import STATE_OP
 from kvfuzz.model.ops.table import OpScene
 from kvfuzz.model.steps import PAGE_OPS
 from kvfuzz.strategies.boundary import Boundary
 from kvfuzz.strategies.choices import Choices
-from kvfuzz.strategies.ops import attention, latent, merge, pages, slots, states
+from kvfuzz.strategies.ops import attention, latent, merge, mla, pages, slots, states
 
 Draw = Callable[[Choices, dict[str, str]], OpScene]
 
@@ -22,6 +23,7 @@ DRAWN: dict[str, Draw] = {
     **{op: partial(latent.drawn_scene, op=op) for op in latent.BOUNDARIES},
     **{op: partial(attention.drawn_scene, op=op) for op in ATTENTION_OPS},
     MERGE_OP: merge.drawn_scene,
+    MLA_OP: mla.drawn_scene,
 }
 
 OP_BOUNDARIES: dict[str, tuple[Boundary, ...]] = {
@@ -31,4 +33,5 @@ OP_BOUNDARIES: dict[str, tuple[Boundary, ...]] = {
     **latent.BOUNDARIES,
     **dict.fromkeys(ATTENTION_OPS, attention.BOUNDARIES),
     MERGE_OP: merge.BOUNDARIES,
+    MLA_OP: mla.BOUNDARIES,
 }

@@ -5,8 +5,8 @@
 Of drawn cases of each target:
 
     wrong_token     of those with at most 64 keys a query: in how many a token that is read from
-                    another one's slot (K and V) puts some number beyond its bound; apart, in how
-                    many the exact result, rounded, is the same
+                    another one's slot (K and V, or its row of MLA) puts some number beyond its
+                    bound; apart, in how many the exact result, rounded, is the same
     observed        of those with 256 keys and more: the median, and the largest, of the largest
                     distance from the exact result in bounds
     bounded         how many numbers have no bound
@@ -55,17 +55,20 @@ def ratio(of: Expectation, images: dict[str, Tensor]) -> float:
     return worst
 
 
-def elements(of: Expectation, parameter: str) -> list[Elements]:
-    """What of K, or V, the reference read: one entry a sequence, token by token."""
-    return [each for each in of.loaded if each.parameter == parameter]
+def sides(of: Expectation) -> list[tuple[Elements, ...]]:
+    """What of a cache the reference read: one entry a sequence, both sides of its tokens."""
+    read = {
+        name: [each for each in of.loaded if each.parameter == name]
+        for name in ("key_cache", "value_cache", "cached_latent", "cached_rope")
+    }
+    return list(zip(*filter(None, read.values()), strict=True))
 
 
 def with_a_wrong_token(
     case: OpCase, before: dict[str, Tensor], of: Expectation
 ) -> dict[str, Tensor] | None:
     """Memory in which a token of some sequence is what another is; None without two tokens."""
-    pairs = list(zip(elements(of, "key_cache"), elements(of, "value_cache"), strict=True))
-    usable = [pair for pair in pairs if len(pair[0].at) > 1]
+    usable = [pair for pair in sides(of) if len(pair[0].at) > 1]
     if not usable:
         return None
     pair = usable[word(case.scene.fill_seed, "sequence", 0) % len(usable)]

@@ -23,6 +23,8 @@ from kvfuzz.model.target import TargetSpec
 
 GATHER, FLASH = "vllm:cp_mha_gather_cache", "vllm:reshape_and_cache_flash"
 SHUFFLE, SHARED = "vllm:reshape_and_cache_shuffle", "vllm:shared_kv_attention"
+DECODE = "vllm:decode_attention"
+DENSE = "nesting=layer_first,page=exact,reach=near"
 
 
 class Bug(NamedTuple):
@@ -46,6 +48,9 @@ BUGS = (
     Bug("45361 int8 cut off", "vllm:per_token_head_quant", "0.23.0", "0.24.0"),
     Bug("51031 ranks by kernel blocks, V1", "vllm:slot_mapping_v1", "0.24.0", "0.28.0"),
     Bug("indexer gather overflows", "vllm:gather_indexer", "0.23.0", "0.24.0"),
+    Bug("45111 page stride of MLA's decode", DECODE, "0.19.0", "0.24.0", "reach=near"),
+    Bug("MLA's decode overflows", DECODE, "0.24.0", "0.25.0"),
+    Bug("MLA's values by V's scale", DECODE, "0.18.0", "0.19.0", DENSE),
     Bug("51031 ranks by kernel blocks, V2", "vllm:slot_mapping_v2", "0.28.0", "0.29.0"),
     Bug("55887 a shared cache without key", SHARED, "0.29.0", "0.30.0", "order=hnd"),
     Bug("shared SHUFFLE ignores scales", SHARED, "0.30.0", "0.33.0", "order=shuffle"),

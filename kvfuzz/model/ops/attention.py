@@ -29,15 +29,12 @@ from kvfuzz.model.layer_scene import (
     check_counts,
     check_many_scales,
 )
+from kvfuzz.model.ops.attended import ATTENTION_VALUES
 from kvfuzz.model.plan import require
 from kvfuzz.model.vocabulary import Levels
 
 PAGED, UNIFIED, SHARED = "paged_attention", "unified_attention", "shared_kv_attention"
 ATTENTION_OPS: Levels = (PAGED, UNIFIED, SHARED)
-ATTENTION_VALUES: Levels = ("spread", "exact", "low")
-"""What the numbers are: spread over a few binades; few enough, and such, that all weights are zero
-or one and all sums exact, so that one wrong token among thousands shows; or such that all scores
-are about -20, which half precision cannot hold the exponential of."""
 MOST_QUERIES_PER_KV = 128
 MOST_CAP = 1 << 16
 

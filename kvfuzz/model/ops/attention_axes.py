@@ -6,9 +6,10 @@ from kvfuzz.model import layout_facts, tokens
 from kvfuzz.model.axis import Axis, only
 from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE, ChoiceFill
+from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE
 from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
-from kvfuzz.model.ops.attention import ATTENTION_OPS, ATTENTION_VALUES, PAGED
+from kvfuzz.model.ops.attended import ATTENTION_VALUES, numbers_of
+from kvfuzz.model.ops.attention import ATTENTION_OPS, PAGED
 from kvfuzz.model.round_trip import runs
 from kvfuzz.model.rules import RULES, Rule
 from kvfuzz.model.scales import SCALES, least_scale
@@ -80,11 +81,8 @@ def _scale(case: Program) -> str:
     return "unit" if set(least) == {FP32_ONE} else "power_of_two"
 
 
-def _values(case: Program) -> str:
-    fill = case.buffer(case.bound_buffer(case.steps[0], "query")).fill
-    if not isinstance(fill, ChoiceFill):
-        return "spread"
-    return "exact" if 0 in fill.codes else "low"
+def _numbers(case: Program) -> str:
+    return numbers_of(case.buffer(case.bound_buffer(case.steps[0], "query")).fill)
 
 
 def _rows(case: Program) -> str:
@@ -136,7 +134,7 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     Axis("row_count", ("exact", "more"), _row_count),
     Axis("metadata", ("exact", "wider"), _metadata),
     Axis("rows", ("dense", "gapped"), _rows),
-    Axis("numbers", ATTENTION_VALUES, _values),
+    Axis("numbers", ATTENTION_VALUES, _numbers),
 )
 
 _AXES = {axis.name for axis in ATTENTION_AXES}

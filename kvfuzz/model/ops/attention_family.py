@@ -5,7 +5,8 @@ import msgspec
 from kvfuzz.model import layer_passes
 from kvfuzz.model.case import Program
 from kvfuzz.model.fill import FP32_ONE
-from kvfuzz.model.ops.attention import ATTENTION_OPS, ATTENTION_VALUES, AttentionScene, check
+from kvfuzz.model.ops.attended import ATTENTION_VALUES
+from kvfuzz.model.ops.attention import ATTENTION_OPS, AttentionScene, check
 from kvfuzz.model.ops.attention_axes import ATTENTION_AXES, ATTENTION_RULES
 from kvfuzz.model.ops.attention_parts import parts
 from kvfuzz.model.ops.family import OpFamily

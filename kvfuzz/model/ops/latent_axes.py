@@ -30,7 +30,7 @@ FORMS_OF: dict[str, Levels] = {
     GATHER_INDEX: ("tiled", "flat"),
     INSERT_V4: ("fp8_ds_mla_v4",),
 }
-LATENT_SIZES: Levels = ("16", "32", "64", "128", "448", "512")
+LATENT_SIZES: Levels = ("16", "32", "48", "64", "128", "448", "512")
 """Elements of a token's first part: kv_c, or the indexer's key."""
 ROPE_SIZES: Levels = ("0", "8", "16", "64")
 """Elements of its second part, k_pe; the indexer has none."""
@@ -57,14 +57,15 @@ def _field(case: Program, parameter: str) -> Field:
     return case.bound_field(case.steps[0], parameter)
 
 
-def _page(case: Program) -> Field:
+def page_of(case: Program) -> Field:
+    """The first part of a page."""
     return paged(case, case.steps[0])
 
 
 def _page_form(case: Program) -> str:
     fields = case.steps[0].fields
     if "cached_k" in fields:
-        return "tiled" if sum(term.axis == "token" for term in _page(case).terms) > 1 else "flat"
+        return "tiled" if sum(term.axis == "token" for term in page_of(case).terms) > 1 else "flat"
     if "cached_nope" in fields:
         return "fp8_ds_mla_v4"
     return "fp8_ds_mla" if "cached_scale" in fields else "mla"
@@ -78,15 +79,21 @@ def _model_dtype(case: Program) -> str:
     return dtype if dtype in MODEL_DTYPES else MODEL_DTYPES[0]
 
 
-def _rope_size(case: Program) -> str:
+def rope_size(case: Program) -> str:
+    """Level of `rope_size`."""
     has_rope = "cached_rope" in case.steps[0].fields
     return str(_field(case, "cached_rope").extents["dim"]) if has_rope else "0"
 
 
 def _scale(case: Program) -> str:
-    if _page_form(case) != "mla" or not DTYPES[_page(case).dtype].is_quantised:
+    if _page_form(case) != "mla" or not DTYPES[page_of(case).dtype].is_quantised:
         return "none"
-    (bits,) = case.integers(case.steps[0], "scale")
+    return given_scale(case, "scale")
+
+
+def given_scale(case: Program, parameter: str) -> str:
+    """What the one scale that a step is handed is."""
+    (bits,) = case.integers(case.steps[0], parameter)
     if bits == FP32_ONE:
         return "unit"
     return "power_of_two" if bits & FP32_MANTISSA == 0 else "general"
@@ -98,12 +105,12 @@ def _scale_format(case: Program) -> str:
 
 def _layers(case: Program) -> list[Field]:
     """Every field of the buffer that holds the pages."""
-    return [field for field in case.fields if field.buffer == _page(case).buffer]
+    return [field for field in case.fields if field.buffer == page_of(case).buffer]
 
 
-def _page_level(case: Program) -> str:
-    """Whether some bytes of a block belong to no element."""
-    stride = next(term.stride for term in _page(case).terms if term.axis == "block")
+def page_level(case: Program) -> str:
+    """Level of `page`: whether some bytes of a block belong to no element."""
+    stride = next(term.stride for term in page_of(case).terms if term.axis == "block")
     owned = sum(_bytes_of_block(field) for field in _layers(case))
     return "padded" if owned < stride else "exact"
 
@@ -115,8 +122,8 @@ def _bytes_of_block(field: Field) -> int:
     return count * itemsize(field.dtype)
 
 
-def _nesting(case: Program) -> str:
-    """Whether the pages of several layers lie side by side in each block."""
+def nesting(case: Program) -> str:
+    """Level of `nesting`: whether the pages of several layers lie side by side in each block."""
     return "block_first" if len({field.layer for field in _layers(case)}) > 1 else "layer_first"
 
 
@@ -138,7 +145,7 @@ def _values(case: Program) -> str:
         return "ties" if fill.ties else "spread"
     if isinstance(fill, FloatFill):
         (bits,) = case.integers(step, "scale")
-        scale, cache = DTYPES["fp32"].decode(bits), DTYPES[_page(case).dtype]
+        scale, cache = DTYPES["fp32"].decode(bits), DTYPES[page_of(case).dtype]
         return (
             "beyond" if fill.high > highest_inside(DTYPES[fill.dtype], cache, scale) else "spread"
         )
@@ -156,12 +163,12 @@ def _sizes(part: int) -> dict[str, Levels]:
 
 LATENT_AXES: tuple[Axis, ...] = (
     Axis("page_form", FORMS, _page_form, FORMS_OF),
-    Axis("nesting", NESTINGS, _nesting, only((*WRITES, *GATHERS), "layer_first", "block_first")),
-    Axis("page", PAGES, _page_level, only((INSERT_V4,), "padded")),
+    Axis("nesting", NESTINGS, nesting, only((*WRITES, *GATHERS), "layer_first", "block_first")),
+    Axis("page", PAGES, page_level, only((INSERT_V4,), "padded")),
     Axis(
         "cache_dtype",
         tuple(DTYPES),
-        lambda case: _page(case).dtype,
+        lambda case: page_of(case).dtype,
         only(COMPUTED, *E4M3) | only(GIVEN, *FLOATS),
     ),
     Axis(
@@ -173,11 +180,11 @@ LATENT_AXES: tuple[Axis, ...] = (
     Axis(
         "block_size",
         tuple(map(str, BLOCK_SIZES)),
-        lambda case: str(_page(case).extents["token"]),
+        lambda case: str(page_of(case).extents["token"]),
         only((INSERT_V4,), *(str(size) for size in BLOCK_SIZES if size <= MOST_V4)),
     ),
-    Axis("latent_size", LATENT_SIZES, lambda case: str(_page(case).extents["dim"]), _sizes(0)),
-    Axis("rope_size", ROPE_SIZES, _rope_size, _sizes(1)),
+    Axis("latent_size", LATENT_SIZES, lambda case: str(page_of(case).extents["dim"]), _sizes(0)),
+    Axis("rope_size", ROPE_SIZES, rope_size, _sizes(1)),
     Axis(
         "scale",
         ("none", "unit", "power_of_two", "general", "extreme"),

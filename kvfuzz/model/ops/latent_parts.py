@@ -33,24 +33,15 @@ TABLE_GAP = 3
 
 def parts(scene: LatentScene) -> Parts:
     """What a possible scene adds up to."""
-    own = page_fields(scene, scene.layer)
-    others = [
-        field
-        for layer in range(scene.layers)
-        if layer != scene.layer
-        for field in page_fields(scene, layer)
-    ]
+    own, others = page_fields(scene, scene.layer), other_layers(scene)
     tensors = (*_rows_of(scene), *_metadata(scene))
     if scene.op not in COMPUTED:
-        tensors = (*tensors, _scale(scene))
+        tensors = (*tensors, given_scale("scale", scene.scale))
     bound = {each.view.name: each.view.name for each in tensors}
     return Parts(
-        (
-            Buffer(CACHE, scene.num_blocks * scene.block_stride, ByteFill(scene.fill_seed)),
-            *(each.buffer for each in tensors),
-        ),
+        (cache_buffer(scene), *(each.buffer for each in tensors)),
         (*own, *(each.field for each in tensors), *others),
-        (_cache_view(scene), *(each.view for each in tensors)),
+        (cache_view(scene), *(each.view for each in tensors)),
         Step(
             scene.op,
             {CACHE: CACHE} | bound,
@@ -58,6 +49,17 @@ def parts(scene: LatentScene) -> Parts:
             _scalars(scene),
         ),
     )
+
+
+def cache_buffer(scene: LatentScene) -> Buffer:
+    """The pages of all layers."""
+    return Buffer(CACHE, scene.num_blocks * scene.block_stride, ByteFill(scene.fill_seed))
+
+
+def other_layers(scene: LatentScene) -> list[Field]:
+    """The pages of the layers that the op does not work on."""
+    layers = (layer for layer in range(scene.layers) if layer != scene.layer)
+    return [field for layer in layers for field in page_fields(scene, layer)]
 
 
 def _rows_of(scene: LatentScene) -> tuple[Metadata, ...]:
@@ -69,7 +71,7 @@ def _rows_of(scene: LatentScene) -> tuple[Metadata, ...]:
     return _key_out(scene) if scene.op == GATHER_INDEX else _key(scene)
 
 
-def _cache_view(scene: LatentScene) -> TensorView:
+def cache_view(scene: LatentScene) -> TensorView:
     """`[num_blocks, block_size, row]`: elements where a page is made of those, else bytes; of
     DeepSeek V4, whose tokens lie in two places, `[num_blocks, bytes]`."""
     dtype = scene.cache_dtype if scene.form == "mla" else "u8"
@@ -121,12 +123,12 @@ def _metadata(scene: LatentScene) -> tuple[Metadata, ...]:
     return (table("block_table", "i32", rows, len(rows), width), *vectors)
 
 
-def _scale(scene: LatentScene) -> Metadata:
+def given_scale(name: str, bits: int) -> Metadata:
     """The one scale of a page that has one for all; others ignore it."""
     return Metadata(
-        Buffer("scale", SCALE_WIDTH, IntegerFill("fp32", (scene.scale,))),
-        Field("scale", "scale", "fp32", 0, (), {}),
-        TensorView("scale", "scale", "fp32", (1,), (SCALE_WIDTH,)),
+        Buffer(name, SCALE_WIDTH, IntegerFill("fp32", (bits,))),
+        Field(name, name, "fp32", 0, (), {}),
+        TensorView(name, name, "fp32", (1,), (SCALE_WIDTH,)),
     )
 
 

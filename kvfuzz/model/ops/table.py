@@ -4,6 +4,7 @@ from kvfuzz.model.ops import (
     attention_family,
     latent_family,
     merge_family,
+    mla_family,
     pages,
     slot_family,
     states,
@@ -12,11 +13,12 @@ from kvfuzz.model.ops.attention import AttentionScene
 from kvfuzz.model.ops.family import OpFamily
 from kvfuzz.model.ops.latent import LatentScene
 from kvfuzz.model.ops.merge import MergeScene
+from kvfuzz.model.ops.mla import MlaScene
 from kvfuzz.model.ops.page_scene import PageScene
 from kvfuzz.model.ops.slots import SlotScene
 from kvfuzz.model.ops.states import StateScene
 
-OpScene = SlotScene | PageScene | StateScene | LatentScene | AttentionScene | MergeScene
+OpScene = SlotScene | PageScene | StateScene | LatentScene | AttentionScene | MergeScene | MlaScene
 
 FAMILIES: dict[type, OpFamily] = {
     SlotScene: slot_family.FAMILY,
@@ -25,6 +27,7 @@ FAMILIES: dict[type, OpFamily] = {
     LatentScene: latent_family.FAMILY,
     AttentionScene: attention_family.FAMILY,
     MergeScene: merge_family.FAMILY,
+    MlaScene: mla_family.FAMILY,
 }
 
 BY_OP: dict[str, OpFamily] = {op: family for family in FAMILIES.values() for op in family.ops}

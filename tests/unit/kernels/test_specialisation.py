@@ -13,6 +13,7 @@ from kvfuzz.kernels.builtin import (
     gather_mla,
     indexer_quant_and_cache,
     merge_attn_states,
+    mla_decode,
     quantize_and_insert_k_cache,
     reshape_and_cache,
 )
@@ -68,6 +69,8 @@ def test_sizes_strides_and_orders_share_a_compilation(
         (indexer_quant_and_cache.indexer_quant_and_cache_kernel, indexer_quant_and_cache.SIZES),
         (gather_indexer.gather_indexer_kernel, gather_indexer.SIZES),
         (merge_attn_states.merge_attn_states_kernel, merge_attn_states.SIZES),
+        (mla_decode.mla_decode_kernel, mla_decode.SIZES),
+        (mla_decode.merge_parts_kernel, mla_decode.MERGE_SIZES),
         (
             quantize_and_insert_k_cache.quantize_and_insert_k_cache_kernel,
             quantize_and_insert_k_cache.SIZES,

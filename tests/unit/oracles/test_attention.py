@@ -135,7 +135,7 @@ def test_of_very_large_scores_no_bound_is_given():
     query, keys = (torch.randn(n, 1, 64, generator=random).double() * 1e6 for n in (2, 9))
     distance, seen = torch.zeros(2, 9).double(), torch.ones(2, 9, dtype=torch.bool)
     how = Scoring(1.0, 0.0, None, None)
-    bound = attend(query, keys, torch.ones(9, 1, 4).double(), distance, seen, how, numerics).bound
+    bound = attend(query, keys, torch.ones(9, 1, 4).double(), distance, seen, how, numerics).output.bound
     assert bound.isinf().all()
 
 

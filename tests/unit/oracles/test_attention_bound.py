@@ -17,7 +17,7 @@ ONCE = Precision(
     fp32_dot="ieee",
     tile=16,
 )
-MERGED = msgspec.structs.replace(ONCE, partial="model", merged_part=PART)
+MERGED = msgspec.structs.replace(ONCE, partial="model", merged="lse", merged_part=PART)
 HOW = Scoring(0.125, 0.0, None, None)
 
 
@@ -60,7 +60,7 @@ def test_parts_in_the_models_dtype_are_within_the_bound(exact):
         found = _in_parts(query, keys, values)
         for precision in (MERGED, ONCE):
             numerics = Numerics(precision, DTYPES["bf16"], is_quantised=False)
-            value, bound = attend(query, keys, values, distance, seen, HOW, numerics)
+            value, bound = attend(query, keys, values, distance, seen, HOW, numerics).output
             off = (found - value[0, 0]).abs() > bound[0, 0]
             if precision is MERGED:
                 assert not off.any(), seed
@@ -74,7 +74,7 @@ def test_numbers_that_cancel_have_the_bound_of_the_reference():
     values = torch.tensor([7.0, -5, 3, -8, 2, 1]).double().view(6, 1, 1)
     seen, distance = (torch.ones(1, 6, dtype=kind) for kind in (torch.bool, torch.float64))
     numerics = Numerics(ONCE, DTYPES["fp32"], is_quantised=False)
-    value, bound = attend(query, keys, values, distance, seen, HOW, numerics)
+    value, bound = attend(query, keys, values, distance, seen, HOW, numerics).output
     assert value.abs() < 1e-14
     assert value.abs() <= bound
     assert bound < 1e-11
