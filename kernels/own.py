@@ -5,6 +5,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from kvfuzz.errors import UsageError
 from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
@@ -37,7 +39,7 @@ from kvfuzz.model.axes import Domain, nearest
 from kvfuzz.model.ops.attention import ATTENTION_OPS
 from kvfuzz.model.ops.merge import MERGE_OP
 from kvfuzz.model.ops.mla import MLA_OP
-from kvfuzz.model.target import Precision, Quantise, TargetInfo, TargetSpec
+from kvfuzz.model.target import IN_FP32, Precision, Quantise, TargetInfo, TargetSpec
 
 FUNCTIONS: dict[str, Callable[..., None]] = {
     "gather_cache": gather_cache,
@@ -102,12 +104,8 @@ QUANTISES: dict[str, Quantise] = {
 }
 """By op that computes scales, how; the others do as QUANTISE says."""
 
-PRECISION = Precision(
-    weights="fp32",
-    dequantised="fp32",
-    scaled_query=None,
-    partial="fp32",
-    fp32_dot="ieee",
+PRECISION = msgspec.structs.replace(
+    IN_FP32,
     tile=16,
     source="kernels/builtin, each file: all in fp32, dots of ieee precision",
 )

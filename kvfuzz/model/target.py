@@ -86,6 +86,10 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
 
 
+IN_FP32 = Precision("fp32", "fp32", None, "fp32", fp32_dot="ieee")
+"""What nothing is held in fewer bits by than fp32."""
+
+
 class DeadBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a target asks of bytes that no result may depend on; `source` says where.
 

@@ -9,6 +9,8 @@ import pytest
 from kvfuzz.engine.explore import Deadline, Exploration, Trial
 from kvfuzz.engine.findings import size_of
 from kvfuzz.kernels.mutants.patches import mutants
+from kvfuzz.model.ops.attention import ATTENTION_OPS
+from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.ops.table import BY_OP
 from kvfuzz.model.scene import OPS
 
@@ -16,9 +18,17 @@ OF_KERNELS = [each for each in mutants() if each.patches in {*OPS, *BY_OP}]
 CATCHABLE = [mutant for mutant in OF_KERNELS if not mutant.survives]
 SURVIVORS = [mutant for mutant in OF_KERNELS if mutant.survives]
 MOST_CASES = 400
+SLOW = {*ATTENTION_OPS, MLA_OP}
+"""Ops of which a case takes a few tenths of a second; most of their mutants wait for the night."""
+ONE_IN = 4
 
 
-@pytest.mark.parametrize("mutant", CATCHABLE, ids=lambda mutant: mutant.name)
+def _marked(number, mutant):
+    waits = mutant.patches in SLOW and number % ONE_IN
+    return pytest.param(mutant, marks=pytest.mark.nightly if waits else (), id=mutant.name)
+
+
+@pytest.mark.parametrize("mutant", [_marked(*each) for each in enumerate(CATCHABLE)])
 def test_a_mutant_is_caught_by_the_property_it_names(judge, mutant):
     judged = judge(f"mutant:{mutant.name}")
     domain = judged.target.info.domain

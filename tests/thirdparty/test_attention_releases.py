@@ -8,12 +8,9 @@ pytestmark = pytest.mark.thirdparty
 
 UNIFIED, DESCRIPTORS = "vllm:unified_attention", "vllm:unified_attention_descriptors"
 PAGED, CHUNKED = "vllm:paged_attention_2d", "vllm:chunked_prefill_paged_decode"
-CASES = 40
+CASES = 24
 CLEAN = [
-    (UNIFIED, "0.13.0"),
-    (UNIFIED, "0.24.0"),
     (UNIFIED, "0.33.0"),
-    (PAGED, "0.25.0"),
     (PAGED, "0.33.0"),
     (CHUNKED, "0.33.0"),
 ]
@@ -21,8 +18,7 @@ CLEAN = [
 
 @pytest.mark.parametrize(("target", "release"), CLEAN)
 def test_a_release_is_clean(campaign, vllm, target, release):
-    where = "numbers=spread|exact" if release == "0.13.0" else ""
-    code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=CASES)
+    code, _, summary = campaign(target, sources=vllm(release), max_cases=CASES)
     assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
     assert summary.passed["oracle"] == CASES
     assert summary.facts["blocks_used"]["2+"] >= CASES // 2
@@ -41,10 +37,10 @@ def test_slots_behind_a_sequence_are_multiplied_by_zero(campaign, vllm, target, 
 
 def test_up_to_0_24_0_a_tile_without_a_visible_token_ends_a_row_in_half_precision(campaign, vllm):
     where = "numbers=low,window=cuts,phase=extend|prefill|mixed,model_dtype=fp16,cache_dtype=fp16"
-    for release, expected in (("0.24.0", Exit.FINDING), ("0.33.0", Exit.CLEAN)):
-        code, found, _ = campaign(UNIFIED, where=where, sources=vllm(release), max_cases=CASES)
-        assert code == expected, release
-        assert all(each.seed.property == "oracle" for each in found)
+    code, found, _ = campaign(UNIFIED, where=where, sources=vllm("0.24.0"), max_cases=CASES)
+    assert (code, {each.seed.property for each in found}) == (Exit.FINDING, {"oracle"})
+    code, found, _ = campaign(UNIFIED, where=where, sources=vllm("0.33.0"), max_cases=CASES // 2)
+    assert (code, list(found)) == (Exit.CLEAN, [])
 
 
 def test_conch_multiplies_block_ids_in_32_bits(campaign):

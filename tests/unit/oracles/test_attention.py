@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 import torch
 
@@ -11,21 +12,14 @@ from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.ops.attention import ATTENTION_OPS, UNIFIED
-from kvfuzz.model.target import Precision, Quantise
+from kvfuzz.model.target import IN_FP32, Quantise
 from kvfuzz.oracles import image
 from kvfuzz.oracles.attention_bound import Numerics, Scoring, attend
 from kvfuzz.oracles.expectation import expect
 from kvfuzz.strategies import drawn_case, space
 from kvfuzz.strategies.choices import Drawn
 
-EXACT = Precision(
-    weights="fp32",
-    dequantised="fp32",
-    scaled_query=None,
-    partial="fp32",
-    fp32_dot="ieee",
-    tile=16,
-)
+EXACT = msgspec.structs.replace(IN_FP32, tile=16)
 FEW = {"sequences": ("1", "2"), "block_size": ("2", "4"), "head_size": ("8", "16")}
 
 
@@ -135,7 +129,8 @@ def test_of_very_large_scores_no_bound_is_given():
     query, keys = (torch.randn(n, 1, 64, generator=random).double() * 1e6 for n in (2, 9))
     distance, seen = torch.zeros(2, 9).double(), torch.ones(2, 9, dtype=torch.bool)
     how = Scoring(1.0, 0.0, None, None)
-    bound = attend(query, keys, torch.ones(9, 1, 4).double(), distance, seen, how, numerics).output.bound
+    values = torch.ones(9, 1, 4).double()
+    bound = attend(query, keys, values, distance, seen, how, numerics).output.bound
     assert bound.isinf().all()
 
 

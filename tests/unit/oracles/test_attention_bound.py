@@ -5,18 +5,11 @@ import pytest
 import torch
 
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.target import Precision
+from kvfuzz.model.target import IN_FP32
 from kvfuzz.oracles.attention_bound import Numerics, Scoring, attend
 
 PART = 16
-ONCE = Precision(
-    weights="fp32",
-    dequantised="fp32",
-    scaled_query=None,
-    partial="fp32",
-    fp32_dot="ieee",
-    tile=16,
-)
+ONCE = msgspec.structs.replace(IN_FP32, tile=16)
 MERGED = msgspec.structs.replace(ONCE, partial="model", merged="lse", merged_part=PART)
 HOW = Scoring(0.125, 0.0, None, None)
 

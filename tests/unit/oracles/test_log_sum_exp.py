@@ -2,15 +2,16 @@
 
 import math
 
+import msgspec
 import pytest
 import torch
 
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.target import Precision
+from kvfuzz.model.target import IN_FP32
 from kvfuzz.oracles.attention_bound import Numerics, Scoring, attend
 
 FP32 = DTYPES["fp32"]
-FULL = Numerics(Precision(weights="fp32", dequantised="fp32"), FP32, is_quantised=False)
+FULL = Numerics(IN_FP32, FP32, is_quantised=False)
 
 
 def _inputs(seed, tokens, dims, heads=3):
@@ -105,7 +106,7 @@ def test_parts_that_are_merged_by_their_logarithm_are_off_by_a_unit_of_the_score
     share = float(torch.exp(found[1] - found[0]) / (1 + torch.exp(found[1] - found[0])))
     by_sums = _attended(query, rows, 0.25).output
     assert abs(share - 0.25) > by_sums.bound[0, 0, 5]
-    merged = FULL._replace(precision=Precision("fp32", "fp32", merged="lse"))
+    merged = FULL._replace(precision=msgspec.structs.replace(IN_FP32, merged="lse"))
     how = Scoring(0.25, 0.0, None, None)
     distance = torch.arange(8).flip(0)[None, :].double()
     seen = torch.ones_like(distance, dtype=torch.bool)
