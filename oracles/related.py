@@ -66,7 +66,7 @@ def same_results(
     """The violation of the first byte in which the images `other` differ from the base run's.
 
     `judged` is a mask of the bytes to compare by buffer. A NaN that a conversion was to make is a
-    class, as in `Expectation.canonical`. Where the other case was not the same, numbers may have been
+    class, as in `Expectation.canonical`. Where the other case is not the same, numbers may be
     added up in another order, by another launch plan or, in the cpu lane, by the matrix product
     behind NumPy, which goes by how operands lie in memory: those within their bound are equal
     (`Expectation.settled`).

@@ -5,6 +5,7 @@ is dead, `dead_bytes` watches. Both go to a plainer case, as `kvfuzz.oracles.rel
 plainer layout, and to the lowest block ids.
 """
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from kvfuzz.model.held import held
 from kvfuzz.model.ops.op_case import OpCase
 from kvfuzz.model.round_trip import touched_blocks
 from kvfuzz.model.steps import CACHES, is_write
-from kvfuzz.oracles.expectation import expect
+from kvfuzz.oracles.expectation import Expectation, expect
 from kvfuzz.oracles.liveness import read_elements
 from kvfuzz.oracles.memory import Elements
 from kvfuzz.oracles.observation import Run
@@ -112,22 +113,34 @@ def _renamed(case: P, names: dict[int, int]) -> P:
 def _holding(base: Run, other: Case | OpCase) -> Variant:
     """A run of `other` whose slots hold what the base case's slots do, token by token."""
     images: dict[str, Tensor] = {}
-    there = (
-        loaded_of(other, base)
-        if isinstance(other, OpCase)
-        else read_elements(other, other.steps[0], base.device)
-    )
-    for source, goal in zip(base.reads, there, strict=True):
+    for source, goal in _pairs(base, other):
         if "block" in goal.field.extents:
             name = goal.field.buffer
             before = base.before[source.field.buffer]
             if name not in images:
-                images[name] = _resized(before, held(other, name).size)
+                images[name] = _elsewhere(base, before, held(other, name).size)
             carry(before, source, goal, images[name])
     return Variant(other, images=images)
 
 
-def loaded_of(case: OpCase, base: Run) -> list[Elements]:
+def _pairs(base: Run, other: Case | OpCase) -> Iterator[tuple[Elements, Elements]]:
+    """What the base case reads, or holds as numbers without reading, with the same of `other`."""
+    if isinstance(other, OpCase):
+        there = _read_by(other, base)
+        yield from zip(base.reads, there.loaded, strict=True)
+        yield from zip(base.expectation.numbers, there.numbers, strict=True)
+    else:
+        yield from zip(base.reads, read_elements(other, other.steps[0], base.device), strict=True)
+
+
+def _elsewhere(base: Run, before: Tensor, size: int) -> Tensor:
+    """What the other cache holds beside: anything, or what a target asks of bytes that are dead."""
+    if base.target.dead.may_hold == "finite":
+        return torch.zeros(size, dtype=torch.uint8, device=base.device)
+    return _resized(before, size)
+
+
+def _read_by(case: OpCase, base: Run) -> Expectation:
     """What the reference of a case reads: metadata alone decide that, so that the rest is zeros."""
     images = {}
     for buffer in case.buffers:
@@ -138,7 +151,7 @@ def loaded_of(case: OpCase, base: Run) -> list[Elements]:
             shifts = torch.arange(size, device=base.device) * 8
             image_of = (numbers[:, None] >> shifts & 0xFF).to(torch.uint8).flatten()
         images[buffer.name] = image_of
-    return expect(case, images, base.quantise, base.target.precision).loaded
+    return expect(case, images, base.quantise, base.target.precision)
 
 
 def _resized(image: Tensor, size: int) -> Tensor:

@@ -3,7 +3,8 @@
 Integers of at most 32 bits may lose some unseen, as long as the result decides no access. Two
 programs of a launch run in any order, so a byte that both write differently, or that one reads and
 the other changes, has no defined value. In a buffer of the case that is a finding; in memory of the
-target's own, where padding rows may be dumped, it is one once a result depends on it.
+target's own, where padding rows may be dumped, it is one once a result depends on it; so it is of numbers
+that have a bound, which two programs may add up apart.
 """
 
 from kvfuzz.model.verdict import Hazard, Violation
@@ -61,7 +62,7 @@ def race_variants(base: Run) -> Wanted:
     """Where it takes a second look, the case with the programs one after the other from either end:
     for races in memory of the target's own, and where a launch may have read what it wrote. Then
     the case with readers noted, too."""
-    if not base.crossed and not _races(base, own=True):
+    if not base.crossed and not _races(base, own=True) and not _of_numbers(base):
         return {}
     orders: tuple[Order, ...] = ("forward", "backward")
     noted = {READERS: Variant(base.case, readers=True)} if base.crossed else {}
@@ -74,14 +75,31 @@ def _races(run: Run, *, own: bool) -> list[Race]:
     return [race for race in run.races if (race.buffer not in known) == own]
 
 
+def _of_numbers(run: Run) -> list[Race]:
+    """The races in which two programs write numbers that have a bound: both may be right."""
+    bounded = {each.field.buffer for each in run.expectation.stored if each.within is not None}
+    races = _races(run, own=False)
+    return [each for each in races if each.buffer in bounded and each.kind == "write/write"]
+
+
 def _depends_on_order(runs: Runs) -> bool:
     others = [runs[name] for name in ("forward", "backward") if name in runs]
     base = runs[BASE]
     return any(
-        other.error != base.error
-        or any(not image.same(other.after[name], base.after[name]) for name in base.after)
+        other.error != base.error or any(not _same(base, other, name) for name in base.after)
         for other in others
     )
+
+
+def _same(base: Run, other: Run, name: str) -> bool:
+    """Whether two runs left the same in a buffer, numbers within their bound being the same."""
+    mine, theirs = base.after[name], other.after[name]
+    if image.same(mine, theirs):
+        return True
+    if name not in base.expectation.must:
+        return False
+    settled = base.expectation.settled
+    return image.same(settled(name, mine), settled(name, theirs))
 
 
 def no_race(runs: Runs) -> Violation | NotChecked | None:
@@ -90,8 +108,9 @@ def no_race(runs: Runs) -> Violation | NotChecked | None:
     run = runs[BASE]
     if unseen := _unseen(run):
         return unseen
-    races = _races(run, own=False)
-    if not races and _depends_on_order(runs):
+    depends, of_numbers = _depends_on_order(runs), _of_numbers(run)
+    races = [each for each in _races(run, own=False) if depends or each not in of_numbers]
+    if not races and depends:
         races = [*_races(run, own=True), *(runs[READERS].races if READERS in runs else ())]
     if races:
         return Violation(_met(races[0]), place_of(run.case, races[0].buffer, races[0].offset))
@@ -109,7 +128,10 @@ def harmless_races(runs: Runs) -> list[Hazard]:
     read = [race for race in noted if race.kind == "read/write"]
     return [
         Hazard(kind, f"{race.kernel} ({race.where}) in {race.buffer}")
-        for kind, races in (("read_race", read), ("write_race", _races(runs[BASE], own=True)))
+        for kind, races in (
+            ("read_race", read),
+            ("write_race", [*_races(runs[BASE], own=True), *_of_numbers(runs[BASE])]),
+        )
         for race in races
     ]
 
