@@ -3,8 +3,8 @@
 Integers of at most 32 bits may lose some unseen, as long as the result decides no access. Two
 programs of a launch run in any order, so a byte that both write differently, or that one reads and
 the other changes, has no defined value. In a buffer of the case that is a finding; in memory of the
-target's own, where padding rows may be dumped, it is one once a result depends on it; so it is of numbers
-that have a bound, which two programs may add up apart.
+target's own, where padding rows may be dumped, it is one once a result depends on it. Numbers that
+have a bound two programs may add up apart: that, too, is one where the order decides what is right.
 """
 
 from kvfuzz.model.verdict import Hazard, Violation

@@ -154,7 +154,7 @@ HAZARDS: dict[str, str] = {
     "stray_read": "reads outside an allocation",
     "dead_read": "reads of bytes that no result may depend on",
     "read_race": "reads of bytes that another program of the launch changes",
-    "write_race": "bytes of its own memory, or numbers within a bound, that two programs write apart",
+    "write_race": "bytes of its own memory, or numbers within a bound, that programs write apart",
 }
 
 
