@@ -85,6 +85,20 @@ class Expectation:
             result[at] = self.images[buffer][at]
         return result
 
+    def classed(self, buffer: str, after: Tensor) -> Tensor:
+        """`settled`, and every other number of a buffer replaced by NaN: what is the same on every
+        device, whose arithmetic agrees on which numbers are wrong and not on the bits of those."""
+        result = self.settled(buffer, after)
+        for stored, bounded in self._bounded(buffer):
+            right = (self._numbers(stored, after) - bounded.value).abs() <= bounded.bound
+            if not right.all():
+                result = after.clone() if result is after else result
+                dtype = stored.field.dtype
+                wrong = stored.at[~right]
+                nan = torch.full_like(wrong, DTYPES[dtype].nan_code)
+                image.write(result, wrong, dtype, nan)
+        return result
+
     @property
     def unbounded(self) -> int:
         """How many numbers have no bound at all, so that any would be right."""

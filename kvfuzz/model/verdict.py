@@ -141,7 +141,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """SHA-256 of every buffer's bytes after the last step, first 16 hex digits; empty where a case
     passed and nobody asked for an explanation.
 
-    NaNs that a conversion was to make count as one, since devices differ in their bits.
+    NaNs that a conversion was to make count as one, since devices differ in their bits; so do
+    numbers within their bound, and those beyond it.
     """
     launches: tuple[Launch, ...] = ()
     hazards: tuple[Hazard, ...] = ()

@@ -14,9 +14,9 @@ from kvfuzz.model.verdict import WAITING
 from kvfuzz.strategies import drawn_case, space
 from kvfuzz.strategies.choices import Drawn
 
-CASES, CASES_OF_A_COPY = 100, 12
+CASES, CASES_OF_A_COPY = 100, 8
 SLOW = (*ATTENTION_OPS, MLA_OP)
-CASES_OF_THE_SLOW = 40
+CASES_OF_THE_SLOW = 24
 """Of ops of which a case takes a few tenths of a second."""
 ALWAYS = ("crash", "no_overflow", "oracle", "complete", "frame", "immutable", "bounds", "no_race")
 

@@ -11,21 +11,29 @@ pytestmark = pytest.mark.thirdparty
 DECODE = "vllm:decode_attention"
 DENSE = "nesting=layer_first,page=exact,reach=near"
 """Pages that follow each other, as they do where each layer has a cache of its own."""
-CASES = 60
+CASES = 20
+
+
+def by_night(*values):
+    """What waits for the night: other releases show the same."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
 
 CLEAN = [
     # With a token a block the stride between tokens says nothing, and is taken for that of pages.
-    ("0.13.0", f"{DENSE},block_size=2|16|64"),
-    ("0.18.0", f"{DENSE},scale=none|unit"),
-    ("0.19.0", DENSE),
-    ("0.23.0", DENSE),
+    by_night("0.13.0", f"{DENSE},block_size=2|16|64"),
+    by_night("0.18.0", f"{DENSE},scale=none|unit"),
+    by_night("0.19.0", DENSE),
+    by_night("0.23.0", DENSE),
     ("0.24.0", "reach=near"),
-    ("0.25.0", ""),
+    by_night("0.25.0", ""),
     ("0.33.0", ""),
 ]
 
 
-@pytest.mark.parametrize("release", ["0.13.0", "0.18.0", "0.19.0", "0.23.0"])
+@pytest.mark.parametrize(
+    "release", [by_night("0.13.0"), by_night("0.18.0"), by_night("0.19.0"), "0.23.0"]
+)
 def test_to_0_23_0_pages_are_taken_to_follow_each_other(campaign, vllm, release):
     """#45111; before that #37032, garbage from a model whose layers shared an allocation."""
     where = "reach=near,scale=none"
@@ -39,7 +47,7 @@ def test_to_0_23_0_pages_are_taken_to_follow_each_other(campaign, vllm, release)
     assert scene.batch.num_tokens == 1
 
 
-@pytest.mark.parametrize("release", ["0.19.0", "0.23.0", "0.24.0"])
+@pytest.mark.parametrize("release", [by_night("0.19.0"), by_night("0.23.0"), "0.24.0"])
 def test_to_0_24_0_block_ids_are_multiplied_in_32_bits(campaign, vllm, release):
     where = "nesting=layer_first,page=exact,reach=past_2g_elements"
     code, (found,), _ = campaign(DECODE, where=where, sources=vllm(release), max_cases=30)
@@ -64,7 +72,7 @@ def test_a_release_is_clean(campaign, vllm, release, where):
         DECODE, where=where, sources=vllm(release), max_cases=CASES, budget_s=600.0
     )
     assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
-    assert summary.passed["oracle"] >= CASES - 3
+    assert summary.passed["oracle"] >= CASES - 2
     assert summary.facts["blocks_used"]["2+"] >= CASES // 2
 
 

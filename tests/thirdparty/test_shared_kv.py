@@ -15,13 +15,21 @@ MATRIX = shared_kv_matrix()
 FIXED = ["0.30.0", "0.32.0", "0.33.0"]
 REAL_SCALES = "order=shuffle,scale=power_of_two|general"
 
+CASES = 30
+
+
+def by_night(*values):
+    """What waits for the night: other releases show the same."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 CLEAN = [
-    ("0.30.0", "order=hnd"),
+    by_night("0.30.0", "order=hnd"),
     ("0.30.0", "scale=none|unit"),
-    ("0.32.0", "order=hnd"),
-    ("0.32.0", "scale=none|unit"),
+    by_night("0.32.0", "order=hnd"),
+    by_night("0.32.0", "scale=none|unit"),
     ("0.33.0", ""),
-    ("0.33.0", REAL_SCALES),
+    by_night("0.33.0", REAL_SCALES),
 ]
 
 
@@ -33,8 +41,17 @@ def test_0_29_0_indexes_a_key_that_is_none(campaign, vllm):
     assert summary.cases <= 5
 
 
-@pytest.mark.parametrize("release", ["0.30.0", "0.32.0"])
-@pytest.mark.parametrize("phase", ["prefill", "extend", "decode"])
+@pytest.mark.parametrize(
+    ("release", "phase"),
+    [
+        ("0.30.0", "prefill"),
+        by_night("0.30.0", "extend"),
+        by_night("0.30.0", "decode"),
+        by_night("0.32.0", "prefill"),
+        ("0.32.0", "extend"),
+        by_night("0.32.0", "decode"),
+    ],
+)
 def test_up_to_0_32_0_scales_of_shuffle_caches_are_ignored(campaign, vllm, release, phase):
     where = f"{REAL_SCALES},phase={phase}"
     code, (found,), _ = campaign(TARGET, where=where, sources=vllm(release), max_cases=40)
@@ -45,10 +62,10 @@ def test_up_to_0_32_0_scales_of_shuffle_caches_are_ignored(campaign, vllm, relea
 
 @pytest.mark.parametrize(("release", "where"), CLEAN)
 def test_a_release_is_clean_where_it_is_right(campaign, vllm, release, where):
-    code, _, summary = campaign(TARGET, where=where, sources=vllm(release), max_cases=60)
-    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 60, 0)
+    code, _, summary = campaign(TARGET, where=where, sources=vllm(release), max_cases=CASES)
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
     # Scores may be so far apart that no error bound can be given.
-    assert summary.passed["oracle"] >= 55
+    assert summary.passed["oracle"] >= CASES - 3
     assert {"decode", "prefill", "extend"} <= summary.facts["phase"].keys()
 
 

@@ -277,7 +277,7 @@ def _origin(case: Program, seen: Seen, buffer: str, byte: int) -> Place | None:
 
 def _digest(run: Run) -> str:
     return digest_of(
-        {name: run.expectation.settled(name, after) for name, after in run.after.items()}
+        {name: run.expectation.classed(name, after) for name, after in run.after.items()}
     )
 
 
