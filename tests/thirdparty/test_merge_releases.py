@@ -20,8 +20,8 @@ FOUND = [
     ("0.24.0", ONE_PART, {"suffix_heads": "other", "num_heads": "2"}, 256),
 ]
 CLEAN = [
-    ("0.13.0", ONE_PART),
-    ("0.19.0", ONE_PART),
+    pytest.param("0.13.0", ONE_PART, marks=pytest.mark.nightly),
+    pytest.param("0.19.0", ONE_PART, marks=pytest.mark.nightly),
     ("0.24.0", f"{ONE_PART},suffix_heads=same"),
     ("0.33.0", ""),
 ]

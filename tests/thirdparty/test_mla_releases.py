@@ -57,6 +57,7 @@ def test_to_0_24_0_block_ids_are_multiplied_in_32_bits(campaign, vllm, release):
     assert found.seed.case.scene.num_blocks == (1 << 31) // (16 * 24) + 2
 
 
+@pytest.mark.nightly
 def test_in_0_18_0_values_have_the_scale_of_v_and_are_stored_by_that_of_k(campaign, vllm):
     """A latent is stored once, by K's scale; from 0.19.0 on the backend hands it over for both."""
     code, (found,), _ = campaign(DECODE, where=DENSE, sources=vllm("0.18.0"), max_cases=30)
