@@ -20,11 +20,13 @@ SURVIVORS = [mutant for mutant in OF_KERNELS if mutant.survives]
 MOST_CASES = 400
 SLOW = {*ATTENTION_OPS, MLA_OP}
 """Ops of which a case takes a few tenths of a second; most of their mutants wait for the night."""
-ONE_IN = 4
+ONE_IN = 8
+LONG = ("mla_decode_rows_of_query",)
+"""Mutants that take minutes."""
 
 
 def _marked(number, mutant):
-    waits = mutant.patches in SLOW and number % ONE_IN
+    waits = mutant.name in LONG or (mutant.patches in SLOW and number % ONE_IN)
     return pytest.param(mutant, marks=pytest.mark.nightly if waits else (), id=mutant.name)
 
 

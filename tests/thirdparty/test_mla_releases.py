@@ -25,7 +25,7 @@ CLEAN = [
     by_night("0.18.0", f"{DENSE},scale=none|unit"),
     by_night("0.19.0", DENSE),
     by_night("0.23.0", DENSE),
-    ("0.24.0", "reach=near"),
+    by_night("0.24.0", "reach=near"),
     by_night("0.25.0", ""),
     ("0.33.0", ""),
 ]
