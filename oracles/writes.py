@@ -32,6 +32,15 @@ class Stored:
     those nearest to them."""
 
 
+def stored_within(
+    memory: Memory, step: Step, parameter: str, within: Bounded, **coordinates: Tensor
+) -> Stored:
+    """What arithmetic made, at elements of a parameter: `within` broadcasts as coordinates do."""
+    field, at = memory.at(step, parameter, **coordinates)
+    codes = encode(within.value.float(), DTYPES[field.dtype])
+    return Stored(field, at, codes, converted=True, within=within)
+
+
 def scales_at(memory: Memory, step: Step, name: str, **coordinates: Tensor) -> Tensor:
     """The scale `name` of the element at each coordinate, fp32; broadcasts with the coordinates.
     What is not fp8 has none, and no memory is read for it: 1."""

@@ -10,9 +10,9 @@ from kvfuzz.model.case import Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.target import Precision
 from kvfuzz.oracles.attention_bound import Bounded, Numerics, Scoring, attend
-from kvfuzz.oracles.codec import decode, encode
+from kvfuzz.oracles.codec import decode
 from kvfuzz.oracles.memory import Memory
-from kvfuzz.oracles.writes import Stored
+from kvfuzz.oracles.writes import Stored, stored_within
 
 SIDES = (("key_cache", "k_scale"), ("value_cache", "v_scale"))
 
@@ -34,11 +34,10 @@ def attention(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
         if len(rows):
             found.append((rows, _sequence(memory, step, number, length, rows, how, numerics)))
     rows = torch.cat([each for each, _ in found])
-    value, bound = (torch.cat(each) for each in zip(*(one for _, one in found), strict=True))
-    field = memory.case.bound_field(step, "output")
-    _, at = memory.at(step, "output", **_whole(rows, field.extents["head"], field.extents["dim"]))
-    codes = encode(value.float(), DTYPES[field.dtype])
-    return [Stored(field, at, codes, converted=True, within=Bounded(value, bound))]
+    within = Bounded(*(torch.cat(each) for each in zip(*(one for _, one in found), strict=True)))
+    output = memory.case.bound_field(step, "output").extents
+    whole = _whole(rows, output["head"], output["dim"])
+    return [stored_within(memory, step, "output", within, **whole)]
 
 
 def _scoring(memory: Memory, step: Step) -> Scoring:

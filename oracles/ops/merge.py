@@ -13,11 +13,10 @@ from kvfuzz.model.case import Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.ops.merge import PREFIX, SUFFIX, WITH_CONTEXT
 from kvfuzz.model.target import Precision
-from kvfuzz.oracles.attention_bound import Bounded
-from kvfuzz.oracles.codec import decode, encode
+from kvfuzz.oracles.codec import decode
 from kvfuzz.oracles.memory import Memory
 from kvfuzz.oracles.merge_bound import Part, merged, merged_lse
-from kvfuzz.oracles.writes import Stored, rows_heads_dims
+from kvfuzz.oracles.writes import Stored, rows_heads_dims, stored_within
 
 
 def merge_attn_states(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
@@ -43,19 +42,11 @@ def _merged(
     model = DTYPES[memory.case.bound_field(step, "output").dtype]
     results = merged(prefix, suffix, precision, model)
     at = _elements(memory, step, "output", token, head)
-    found = [_within(memory, step, "output", at, results)]
+    found = [stored_within(memory, step, "output", results, **at)]
     if "output_lse" in step.fields:
         lse = merged_lse(prefix.lse, suffix.lse)
-        found.append(_within(memory, step, "output_lse", {"token": token, "head": head}, lse))
+        found.append(stored_within(memory, step, "output_lse", lse, token=token, head=head))
     return found
-
-
-def _within(
-    memory: Memory, step: Step, parameter: str, at: dict[str, Tensor], bounded: Bounded
-) -> Stored:
-    field, positions = memory.at(step, parameter, **at)
-    codes = encode(bounded.value.float(), DTYPES[field.dtype])
-    return Stored(field, positions, codes, converted=True, within=bounded)
 
 
 def _part(memory: Memory, step: Step, part: str, token: Tensor, head: Tensor) -> Part:

@@ -11,9 +11,9 @@ from kvfuzz.model.case import Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.target import Precision
 from kvfuzz.oracles.attention_bound import Attended, Bounded, Numerics, Scoring, attend
-from kvfuzz.oracles.codec import decode, encode
+from kvfuzz.oracles.codec import decode
 from kvfuzz.oracles.memory import Memory
-from kvfuzz.oracles.writes import Stored
+from kvfuzz.oracles.writes import Stored, stored_within
 
 
 def mla_decode(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
@@ -38,21 +38,13 @@ def mla_decode(memory: Memory, step: Step, precision: Precision) -> list[Stored]
     whole = {"token": rows[:, :, None], "head": head[:, None], "dim": dims}
     lse_dtype = DTYPES[memory.case.bound_field(step, "lse").dtype]
     return [
-        _stored(memory, step, "output", _joined(outputs), **whole),
-        _stored(memory, step, "lse", _joined(lses).rounded(lse_dtype), token=rows, head=head),
+        stored_within(memory, step, "output", _joined(outputs), **whole),
+        stored_within(memory, step, "lse", _joined(lses).rounded(lse_dtype), token=rows, head=head),
     ]
 
 
 def _joined(parts: tuple[Bounded, ...]) -> Bounded:
     return Bounded(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-
-def _stored(
-    memory: Memory, step: Step, parameter: str, within: Bounded, **coordinates: Tensor
-) -> Stored:
-    field, at = memory.at(step, parameter, **coordinates)
-    codes = encode(within.value.float(), DTYPES[field.dtype])
-    return Stored(field, at, codes, converted=True, within=within)
 
 
 def _scale(memory: Memory, step: Step) -> float:

@@ -8,7 +8,7 @@ from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE
 from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
-from kvfuzz.model.ops.attended import ATTENTION_VALUES, numbers_of
+from kvfuzz.model.ops.attended_axes import METADATA, NUMBERS, ROWS, SOFTCAP, SOME
 from kvfuzz.model.ops.attention import ATTENTION_OPS, PAGED
 from kvfuzz.model.round_trip import runs
 from kvfuzz.model.rules import RULES, Rule
@@ -21,7 +21,6 @@ either, or of both."""
 QUERIES_PER_KV: Levels = ("1", "2", "3", "4", "8")
 WINDOWS: Levels = ("none", "wide", "cuts")
 """A window that leaves every token visible is one more path, and no other result."""
-SOME: Levels = ("none", "some")
 LARGEST_PROMPT_BLOCK = 128
 """Tokens of a block in which prompts are drawn, at most."""
 
@@ -81,24 +80,9 @@ def _scale(case: Program) -> str:
     return "unit" if set(least) == {FP32_ONE} else "power_of_two"
 
 
-def _numbers(case: Program) -> str:
-    return numbers_of(case.buffer(case.bound_buffer(case.steps[0], "query")).fill)
-
-
-def _rows(case: Program) -> str:
-    view = case.tensor(case.steps[0].tensors["query"])
-    return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
-
-
 def _row_count(case: Program) -> str:
     rows = case.bound_field(case.steps[0], "query").extents["token"]
     return "more" if rows > sum(query_lens(case)) else "exact"
-
-
-def _metadata(case: Program) -> str:
-    step = case.steps[0]
-    behind = len(case.written_out(step, "seq_lens")) > len(case.integers(step, "seq_lens"))
-    return "wider" if behind else "exact"
 
 
 ATTENTION_AXES: tuple[Axis, ...] = (
@@ -121,7 +105,7 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     Axis("phase", PHASES, _phase, only((PAGED,), "decode")),
     Axis("queries_per_kv", QUERIES_PER_KV, _queries_per_kv),
     Axis("window", WINDOWS, _window),
-    Axis("softcap", SOME, lambda case: SOME[int(case.steps[0].scalars["cap"]) > 0]),
+    SOFTCAP,
     _some("sinks"),
     _some("alibi_slopes"),
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
@@ -132,9 +116,9 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     Axis("idle", SOME, _idle, only((PAGED,), "none")),
     Axis("table", ("tight", "wide"), tokens.table),
     Axis("row_count", ("exact", "more"), _row_count),
-    Axis("metadata", ("exact", "wider"), _metadata),
-    Axis("rows", ("dense", "gapped"), _rows),
-    Axis("numbers", ATTENTION_VALUES, _numbers),
+    METADATA,
+    ROWS,
+    NUMBERS,
 )
 
 _AXES = {axis.name for axis in ATTENTION_AXES}

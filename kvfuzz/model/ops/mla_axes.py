@@ -4,7 +4,7 @@ from kvfuzz.model import tokens
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES, FLOATS
-from kvfuzz.model.ops.attended import ATTENTION_VALUES, numbers_of
+from kvfuzz.model.ops.attended_axes import METADATA, NUMBERS, ROWS, SOFTCAP
 from kvfuzz.model.ops.latent_axes import (
     LATENT_SIZES,
     MODEL_DTYPES,
@@ -26,7 +26,6 @@ of DeepSeek V3's."""
 MLA_LATENT_SIZES: Levels = ("16", "32", "48", "512")
 """Those of the other ops, and one that is no power of two, where kernels mask."""
 LSE_DTYPES: Levels = ("fp32", "model")
-SOME: Levels = ("none", "some")
 
 
 def _model_dtype(case: Program) -> str:
@@ -52,26 +51,10 @@ def _longest(case: Program) -> str:
     return "more" if int(step.scalars["max_seq_len"]) > longest else "exact"
 
 
-def _numbers(case: Program) -> str:
-    fill = case.buffer(case.bound_buffer(case.steps[0], "query")).fill
-    return numbers_of(fill)
-
-
-def _rows(case: Program) -> str:
-    view = case.tensor(case.steps[0].tensors["query"])
-    return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
-
-
 def _row_count(case: Program) -> str:
     step = case.steps[0]
     rows = case.bound_field(step, "query").extents["token"]
     return "more" if rows > len(case.integers(step, "seq_lens")) else "exact"
-
-
-def _metadata(case: Program) -> str:
-    step = case.steps[0]
-    behind = len(case.written_out(step, "seq_lens")) > len(case.integers(step, "seq_lens"))
-    return "wider" if behind else "exact"
 
 
 MLA_AXES: tuple[Axis, ...] = (
@@ -98,7 +81,7 @@ MLA_AXES: tuple[Axis, ...] = (
         {MLA_OP: ("none", "unit", "power_of_two", "general")},
     ),
     Axis("query_heads", QUERY_HEADS, _query_heads),
-    Axis("softcap", SOME, lambda case: SOME[int(case.steps[0].scalars["cap"]) > 0]),
+    SOFTCAP,
     Axis("lse_dtype", LSE_DTYPES, _lse_dtype),
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
     Axis("block_ids", tokens.BLOCK_IDS, tokens.block_ids),
@@ -108,9 +91,9 @@ MLA_AXES: tuple[Axis, ...] = (
     Axis("table", ("tight", "wide"), tokens.table),
     Axis("longest", ("exact", "more"), _longest),
     Axis("row_count", ("exact", "more"), _row_count),
-    Axis("metadata", ("exact", "wider"), _metadata),
-    Axis("rows", ("dense", "gapped"), _rows),
-    Axis("numbers", ATTENTION_VALUES, _numbers),
+    METADATA,
+    ROWS,
+    NUMBERS,
 )
 
 _AXES = {axis.name for axis in MLA_AXES}
