@@ -57,9 +57,10 @@ CONVENTIONAL: dict[str, Levels] = {
     "value_size": ("same",),
     "granularity": ("tensor",),
     "values": ("bytes", "spread", "ties"),
+    "query": ("model",),
 }
-"""What a function takes that says nothing of it: K and V of one size, with one scale each, and no
-quotient beyond the range of the cache."""
+"""What a function takes that says nothing of it: K and V of one size, with one scale each, no
+quotient beyond the range of the cache, and queries that are not quantised."""
 
 
 def conventional(op: str) -> dict[str, Levels]:
@@ -102,6 +103,7 @@ _ATTENTION_SPELT = {
     "sm_scale": "softmax_scale",
     "logit_cap": "softcap",
     "sliding_window": "window",
+    "q_descale": "q_scale",
     "k_descale": "k_scale",
     "v_descale": "v_scale",
 }
@@ -111,6 +113,7 @@ _LATENT_SPELT = {
     "b_seq_len": "seq_lens",
 }
 _ATTENTION_OPTIONAL = (
+    "q_scale",
     "k_scale",
     "v_scale",
     "window",

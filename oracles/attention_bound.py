@@ -47,21 +47,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvfuzz.model.dtypes import CacheDtype
 from kvfuzz.model.target import Precision
+from kvfuzz.oracles.numerics import FEW, FP32, LEAST, Bounded, Numerics, smallest, unit
 
-FP32 = 2.0**-24
-SUMS = 2.0**-23
-LEAST = 2.0**-149
-"""The smallest number of fp32."""
-CUT = 2.0**-10
-"""Of an operand of which ten bits of mantissa are kept."""
 REFERENCE = 2.0**-50
 """Of sums of fp64, a term: eight times what is rounded of one."""
-FEW = 8
-"""Units of a function of a number, such as exp2 or tanh, and of a division: a few, generously."""
-EXACT_BITS = 20
-"""Bits up to which integers add up exactly in fp32, however a dot aligns them: some below 24."""
 VACUOUS = 0.25
 """A relative error of weights from which on nothing is bounded."""
 
@@ -78,31 +68,6 @@ class Scoring(NamedTuple):
     """`[Hq]`, fp64."""
 
 
-class Numerics(NamedTuple):
-    """What is rounded, and how."""
-
-    precision: Precision
-    model: CacheDtype
-    is_quantised: bool
-    """Whether K and V are code * scale."""
-
-    def unit(self, held: str) -> float:
-        """The unit roundoff of what is held as `held`."""
-        return FP32 if held == "fp32" else unit(self.model)
-
-
-class Bounded(NamedTuple):
-    """Numbers in fp64, and how far from each a result may be; of one shape."""
-
-    value: Tensor
-    bound: Tensor
-
-    def rounded(self, dtype: CacheDtype) -> "Bounded":
-        """The same once it was rounded to `dtype`."""
-        more = unit(dtype) * (self.value.abs() + self.bound) + smallest(dtype)
-        return Bounded(self.value, self.bound + more)
-
-
 class Attended(NamedTuple):
     """What attention makes of each query head."""
 
@@ -110,16 +75,6 @@ class Attended(NamedTuple):
     """`[T, Hq, Dv]`, of the model's dtype."""
     lse: Bounded
     """`[T, Hq]`, the logarithm of the sum of exp(score), sinks included, in fp32."""
-
-
-def unit(dtype: CacheDtype) -> float:
-    """The largest relative error of one rounding to `dtype`."""
-    return float(2.0 ** -(dtype.mantissa_bits + 1))
-
-
-def smallest(dtype: CacheDtype) -> float:
-    """The smallest positive number of `dtype`."""
-    return float(2.0 ** (1 - dtype.bias - dtype.mantissa_bits))
 
 
 def attend(
@@ -165,6 +120,36 @@ def attend(
     return Attended(output, Bounded(*(of_queries(each).squeeze(-1) for each in found.lse)))
 
 
+class Scores(NamedTuple):
+    """Scores `[H, R, L]`, -inf where nothing is seen, and how far off each is."""
+
+    score: Tensor
+    off: Tensor
+    largest: Tensor
+    """`[H, R, 1]`, sinks included."""
+
+
+def _scored(
+    q: Tensor, k: Tensor, distance: Tensor, seen: Tensor, how: Scoring, numerics: Numerics
+) -> Scores:
+    # Of what is held in the model's dtype, its unit takes the place of that of fp32.
+    held = numerics.unit(numerics.precision.sums)
+    score, size = (q @ k.mT) * how.scale, (q.abs() @ k.abs().mT) * how.scale
+    sums = (1 + numerics.dot) ** (q.shape[2] + 4)
+    off = size * (sums * (1 + numerics.asked) * (1 + numerics.cached) - 1)
+    if how.cap:
+        score = how.cap * torch.tanh(score / how.cap)
+        off = off + FEW * held * (how.cap + score.abs())
+    if how.slopes is not None:
+        score = score - how.slopes * distance
+        off = off + 4 * held * (how.slopes * k.shape[1] + score.abs())
+    score = score.masked_fill(~seen, -math.inf)
+    largest = score.amax(-1, keepdim=True)
+    if how.sinks is not None:
+        largest = torch.maximum(largest, how.sinks)
+    return Scores(score, off, largest)
+
+
 def _attended(
     q: Tensor,
     k: Tensor,
@@ -176,27 +161,9 @@ def _attended(
 ) -> Attended:
     """Queries `[H, R, D]` over the keys of their head `[H, L, D]`; slopes and sinks `[H, R, 1]`."""
     precision, model = numerics.precision, numerics.model
-    # Of what is held in the model's dtype, its unit takes the place of that of fp32.
     held = numerics.unit(precision.sums)
-    added = max(held, SUMS)
     length, tiles = k.shape[1], -(-k.shape[1] // precision.tile) + 1
-    score, size = (q @ k.mT) * how.scale, (q.abs() @ k.abs().mT) * how.scale
-    cut = CUT if precision.fp32_dot == "tf32" and model.itemsize == 4 else 0.0
-    dequantised = (FP32 + numerics.unit(precision.dequantised)) if numerics.is_quantised else 0.0
-    scaled = numerics.unit(precision.scaled_query) if precision.scaled_query else 0.0
-    off = size * (
-        (1 + SUMS) ** (q.shape[2] + 4) * (1 + cut) ** 2 * (1 + dequantised) * (1 + scaled) - 1
-    )
-    if how.cap:
-        score = how.cap * torch.tanh(score / how.cap)
-        off = off + FEW * held * (how.cap + score.abs())
-    if how.slopes is not None:
-        score = score - how.slopes * distance
-        off = off + 4 * held * (how.slopes * length + score.abs())
-    score = score.masked_fill(~seen, -math.inf)
-    largest = score.amax(-1, keepdim=True)
-    if how.sinks is not None:
-        largest = torch.maximum(largest, how.sinks)
+    score, off, largest = _scored(q, k, distance, seen, how, numerics)
     weight = torch.exp(score - largest)
     total = weight.sum(-1, keepdim=True)
     if how.sinks is not None:
@@ -206,31 +173,28 @@ def _attended(
     # Of weights and their sum: exponents of numbers as large as the scores, and the rescalings.
     spread = score.masked_fill(~seen, 0.0).abs() + largest.abs()
     delta = (off + 4 * held * spread + FEW * held * (tiles + 1)).masked_fill(~seen, 0.0)
-    sums = (1 + added) ** (length + 2 * tiles + FEW) - 1
-    narrow = "model" in (precision.weights, precision.sums)
-    lost = smallest(model) if narrow else 0.0
+    sums = (1 + max(held, numerics.dot)) ** (length + 2 * tiles + FEW) - 1
+    vanished = numerics.least_weight * (seen.double() @ v.abs()) / total
     merged = mass * _merging(length, largest.abs(), numerics)
-    general = (
+    bound = (
         _moved(p, delta, v, value, mass)
-        + mass * numerics.unit(precision.weights)
-        + mass * (dequantised + 2 * cut + 2 * FP32 + 2 * sums)
+        + mass * (numerics.weight + numerics.cached + 2 * FP32 + 2 * sums)
+        + vanished
         + merged
         + value.abs() * (2 * sums + 2 * FEW * held)
-        + lost * (seen.double() @ v.abs()) / total
     )
     is_exact = torch.zeros_like(largest, dtype=torch.bool)
     if precision.sums == "fp32":
-        scaled = precision.scaled_query is not None
-        is_exact = _is_exact(q, k, v, seen, how, scaled=scaled)[..., None]
+        is_exact = _is_exact(q, k, v, seen, how, numerics)[..., None]
         winners = _of_winners(weight, total, v, value) + merged + value.abs() * 2 * FEW * FP32
-        general = torch.where(is_exact, winners, general)
-    # What this arithmetic rounds itself, and what fp32 has no smaller numbers for.
-    bound = general + mass * length * REFERENCE + (length + FEW) * LEAST
-    lost = merges(length, precision) * smallest(model)
+        bound = torch.where(is_exact, winners, bound)
+    # What this arithmetic rounds itself, and what fp32, or a partial result, has no numbers for.
+    bound = bound + mass * length * REFERENCE + (length + FEW) * LEAST
+    bound = bound + merges(length, precision) * smallest(model)
     lse = largest + torch.log(total)
     off_lse = torch.where(is_exact, 0.0, _moved_lse(p, delta)) + sums / (1 - sums)
     off_lse = off_lse + FEW * held * (1 + torch.log(total) + largest.abs() + lse.abs())
-    return Attended(Bounded(value, bound + lost).rounded(model), Bounded(lse, off_lse))
+    return Attended(Bounded(value, bound).rounded(model), Bounded(lse, off_lse))
 
 
 def _moved_lse(p: Tensor, delta: Tensor) -> Tensor:
@@ -273,21 +237,21 @@ def _of_winners(weight: Tensor, total: Tensor, v: Tensor, value: Tensor) -> Tens
 
 
 def _is_exact(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, how: Scoring, *, scaled: bool
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, how: Scoring, numerics: Numerics
 ) -> Tensor:
     """Of which queries all sums are exact, whatever their order; bool `[H, R]`. A query that is
-    `scaled` before the dot is so by a power of two, then."""
+    scaled before the dot is so by a power of two, then."""
     nothing = torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
     if how.cap or how.slopes is not None or how.sinks is not None:
         return nothing
-    if scaled and math.frexp(how.scale)[0] != 0.5:
+    if numerics.precision.scaled_query is not None and math.frexp(how.scale)[0] != 0.5:
         return nothing
-    some = seen.any(0)
+    some, room = seen.any(0), 2.0**numerics.exact_bits
     k, v = k[:, some], v[:, some]
-    if float(v.abs().sum(1).amax()) >= _quantum(v) * 2.0**EXACT_BITS:
+    if float(v.abs().sum(1).amax()) >= _quantum(v) * room:
         return nothing
     sizes = (q.abs() @ k.abs().mT).amax(-1)
-    return sizes < _quantum(q) * _quantum(k) * 2.0**EXACT_BITS
+    return sizes < _quantum(q) * _quantum(k) * room
 
 
 def _quantum(numbers: Tensor) -> float:

@@ -19,10 +19,10 @@ from kvfuzz.model.ops.merge import MERGE_OP
 from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.target import Precision, Quantise
 from kvfuzz.oracles import image
-from kvfuzz.oracles.attention_bound import Bounded
 from kvfuzz.oracles.codec import decode, is_nan
 from kvfuzz.oracles.gather_cache import gather_cache
 from kvfuzz.oracles.memory import Elements, Memory
+from kvfuzz.oracles.numerics import Bounded
 from kvfuzz.oracles.ops import latent
 from kvfuzz.oracles.ops.attention import attention
 from kvfuzz.oracles.ops.merge import merge_attn_states

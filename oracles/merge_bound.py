@@ -39,7 +39,7 @@ from torch import Tensor
 
 from kvfuzz.model.dtypes import CacheDtype
 from kvfuzz.model.target import Precision
-from kvfuzz.oracles.attention_bound import FEW, FP32, Bounded, smallest, unit
+from kvfuzz.oracles.numerics import FEW, FP32, Bounded, smallest, unit
 
 LOST = 2.0**-126
 """The smallest normal number of fp32."""
@@ -92,7 +92,7 @@ def merged(prefix: Part, suffix: Part, precision: Precision, model: CacheDtype) 
     lost = LOST if is_fp32 else LOST + smallest(model)
     roundings = (1 + FP32) ** (FEW + 4) * (1 + rounded) - 1
     bound = moved + (mass + moved) * roundings + lost * (sizes + 2)
-    bound = bound + unit(model) * (value.abs() + bound) + smallest(model)
+    bound = Bounded(value, bound).rounded(model).bound
     return Bounded(value, torch.where(of.alone[:, None], 0.0, bound))
 
 

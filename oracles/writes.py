@@ -10,9 +10,9 @@ from kvfuzz.model.dtypes import DTYPES, INFINITY_AND_NAN, CacheDtype
 from kvfuzz.model.layout import Field
 from kvfuzz.model.steps import CACHES
 from kvfuzz.model.target import Quantise
-from kvfuzz.oracles.attention_bound import Bounded
 from kvfuzz.oracles.codec import decode, encode, quotient
 from kvfuzz.oracles.memory import Memory
+from kvfuzz.oracles.numerics import Bounded
 
 SIDES = (("key", "key_cache", "k_scale"), ("value", "value_cache", "v_scale"))
 """Per side of a page: the parameters of its activation, its cache and its scale."""

@@ -9,6 +9,7 @@ Shapes (any strides unless said otherwise):
     block_table              `[num_sequences, width]` int32, rows contiguous
     seq_lens                 `[num_sequences]` int32, tokens in the cache; a row of 0 gives zeros
     k_scale, v_scale         float32, as in gather_cache.py; a byte is read as float32(byte) * scale
+    q_scale                  `[1]` float32 where a query is bytes, which are read so, too; or None
     sinks, alibi_slopes      `[num_query_heads]` float32, or None
 
 `num_query_heads / num_kv_heads` neighbouring query heads share a head of the cache. The softmax is
@@ -34,7 +35,7 @@ SIZES = (
     "v_block_stride", "v_run_stride", "v_token_stride", "v_head_stride", "v_dim_stride",
     "k_scale_block_stride", "k_scale_token_stride", "k_scale_head_stride", "v_scale_block_stride",
     "v_scale_token_stride", "v_scale_head_stride", "block_size", "head_size", "head_size_v",
-    "queries_per_kv", "k_chunk", "v_run", "window", "has_slopes",
+    "queries_per_kv", "k_chunk", "v_run", "window", "has_q_scale", "has_slopes",
 )  # fmt: skip
 MERGE_SIZES = (
     "output_row_stride", "output_head_stride", "output_dim_stride", "head_size_v", "has_sinks",
@@ -54,6 +55,7 @@ def paged_attention_kernel(
     seq_lens_ptr,
     k_scale_ptr,
     v_scale_ptr,
+    q_scale_ptr,
     alibi_slopes_ptr,
     weighted_ptr,
     largest_ptr,
@@ -87,6 +89,7 @@ def paged_attention_kernel(
     k_chunk,
     v_run,
     window,
+    has_q_scale,
     has_slopes,
     PADDED_HEAD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
@@ -104,6 +107,7 @@ def paged_attention_kernel(
 
     query_at = sequence * query_row_stride + head * query_head_stride + dim * query_dim_stride
     query = tl.load(query_ptr + query_at, mask=inside, other=0.0).to(tl.float32)
+    query *= tl.load(q_scale_ptr, mask=has_q_scale > 0, other=1.0)
     slope = tl.load(alibi_slopes_ptr + head, mask=has_slopes > 0, other=0.0)
 
     length = tl.load(seq_lens_ptr + sequence)
@@ -261,6 +265,7 @@ def paged_attention(
     kv_cache_layout: str = "NHD",
     window: int = 0,
     softcap: float = 0.0,
+    q_scale: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
 ) -> None:
@@ -290,7 +295,8 @@ def paged_attention(
         seq_lens,
         k_scale,
         v_scale,
-        # Without slopes some pointer stands for them: it is not read.
+        # Without its scale, or slopes, some pointer stands for them: it is not read.
+        k_scale if q_scale is None else q_scale,
         k_scale if alibi_slopes is None else alibi_slopes,
         weighted,
         largest,
@@ -310,6 +316,7 @@ def paged_attention(
         k_chunk,
         v_run,
         window,
+        int(q_scale is not None),
         int(alibi_slopes is not None),
         PADDED_HEAD_SIZE=padded,
         TILE=TILE,

@@ -13,6 +13,7 @@ kernel, and run `kvfuzz run k.py:shared_kv_attention`. Shapes (any strides unles
     query_start_loc          `[num_sequences + 1]` int32, where its rows start in the query
     seq_lens                 `[num_sequences]` int32, tokens in the cache, the queries' included
     k_scale, v_scale         float32, as in gather_cache.py; a byte is read as float32(byte) * scale
+    q_scale                  `[1]` float32 where a query is bytes, which are read so, too; or None
     sinks, alibi_slopes      `[num_query_heads]` float32, or None
 """
 
@@ -23,7 +24,7 @@ import triton.language as tl
 
 TILE_Q, TILE_K = 16, 16
 """Query tokens of a program, and tokens of a sequence that one looks at together."""
-GATHER_SIZES, SIZES = range(9, 33), range(10, 24)
+GATHER_SIZES, SIZES = range(9, 33), range(11, 26)
 """The parameters that kernels are not compiled anew for: strides and sizes of each cache."""
 
 
@@ -114,6 +115,7 @@ def shared_kv_attention_kernel(
     values_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
+    q_scale_ptr,
     sinks_ptr,
     alibi_slopes_ptr,
     softmax_scale: tl.float32,
@@ -130,6 +132,7 @@ def shared_kv_attention_kernel(
     queries_per_kv,
     room,
     window,
+    has_q_scale,
     has_sinks,
     has_slopes,
     PADDED_HEAD_SIZE: tl.constexpr,
@@ -156,6 +159,7 @@ def shared_kv_attention_kernel(
     row = (first_row + index)[:, None]
     query_at = row * query_row_stride + head * query_head_stride + dim[None, :] * query_dim_stride
     query = tl.load(query_ptr + query_at, mask=is_query[:, None] & inside, other=0.0).to(tl.float32)
+    query *= tl.load(q_scale_ptr, mask=has_q_scale > 0, other=1.0)
 
     # A sink is the score of a token whose value is zero.
     sink = tl.load(sinks_ptr + head, mask=has_sinks > 0, other=float("-inf"))
@@ -257,6 +261,7 @@ def shared_kv_attention(
     kv_cache_layout: str = "NHD",
     window: int = 0,
     softcap: float = 0.0,
+    q_scale: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
 ) -> None:
@@ -309,7 +314,8 @@ def shared_kv_attention(
         *workspace,
         query_start_loc,
         seq_lens,
-        # Without sinks or slopes some pointer stands for them: it is not read.
+        # Where there is none of the following some pointer stands for it: it is not read.
+        k_scale if q_scale is None else q_scale,
         k_scale if sinks is None else sinks,
         k_scale if alibi_slopes is None else alibi_slopes,
         softmax_scale,
@@ -321,6 +327,7 @@ def shared_kv_attention(
         num_query_heads // num_kv_heads,
         max_seq_len,
         window,
+        int(q_scale is not None),
         int(sinks is not None),
         int(alibi_slopes is not None),
         PADDED_HEAD_SIZE=padded,

@@ -10,6 +10,7 @@ few are queries. The file stands alone: copy it, change the kernel, and run
     query_start_loc          `[num_sequences + 1]` int32, where its rows start in the query
     seq_lens                 `[num_sequences]` int32, tokens in the cache, the queries' included
     k_scale, v_scale         float32, as in gather_cache.py; a byte is read as float32(byte) * scale
+    q_scale                  `[1]` float32 where a query is bytes, which are read so, too; or None
     sinks, alibi_slopes      `[num_query_heads]` float32, or None
 
 Query heads are grouped: `num_query_heads / num_kv_heads` neighbours share a head of the cache. The
@@ -37,7 +38,7 @@ SIZES = (
     "v_run_stride", "v_token_stride", "v_head_stride", "v_dim_stride", "k_scale_block_stride",
     "k_scale_token_stride", "k_scale_head_stride", "v_scale_block_stride", "v_scale_token_stride",
     "v_scale_head_stride", "block_size", "head_size", "head_size_v", "queries_per_kv", "k_chunk",
-    "v_run", "window", "has_sinks", "has_slopes",
+    "v_run", "window", "has_q_scale", "has_sinks", "has_slopes",
 )  # fmt: skip
 """What the kernel is not compiled anew for: strides and sizes, of which each cache has its own."""
 
@@ -56,6 +57,7 @@ def unified_attention_kernel(
     seq_lens_ptr,
     k_scale_ptr,
     v_scale_ptr,
+    q_scale_ptr,
     sinks_ptr,
     alibi_slopes_ptr,
     softmax_scale: tl.float32,
@@ -90,6 +92,7 @@ def unified_attention_kernel(
     k_chunk,
     v_run,
     window,
+    has_q_scale,
     has_sinks,
     has_slopes,
     PADDED_HEAD_SIZE: tl.constexpr,
@@ -121,6 +124,7 @@ def unified_attention_kernel(
     query_at += dim[None, :] * query_dim_stride
     query_mask = is_query[:, None] & inside[None, :]
     query = tl.load(query_ptr + query_at, mask=query_mask, other=0.0).to(tl.float32)
+    query *= tl.load(q_scale_ptr, mask=has_q_scale > 0, other=1.0)
 
     largest = tl.full([TILE_Q], float("-inf"), tl.float32)
     total = tl.zeros([TILE_Q], tl.float32)
@@ -254,6 +258,7 @@ def unified_attention(
     kv_cache_layout: str = "NHD",
     window: int = 0,
     softcap: float = 0.0,
+    q_scale: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
 ) -> None:
@@ -284,7 +289,8 @@ def unified_attention(
         seq_lens,
         k_scale,
         v_scale,
-        # Without sinks or slopes some pointer stands for them: it is not read.
+        # Where there is none of the following some pointer stands for it: it is not read.
+        k_scale if q_scale is None else q_scale,
         k_scale if sinks is None else sinks,
         k_scale if alibi_slopes is None else alibi_slopes,
         softmax_scale,
@@ -303,6 +309,7 @@ def unified_attention(
         k_chunk,
         v_run,
         window,
+        int(q_scale is not None),
         int(sinks is not None),
         int(alibi_slopes is not None),
         PADDED_HEAD_SIZE=max(16, triton.next_power_of_2(max(head_size, head_size_v))),

@@ -34,12 +34,13 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """An op's own buffers, fields and views, and its step."""
+    """An op's own buffers, fields and views, its step, and the steps that follow."""
 
     buffers: tuple[Buffer, ...]
     fields: tuple[Field, ...]
     tensors: tuple[TensorView, ...]
     step: Step
+    following: tuple[Step, ...] = ()
 
 
 def integers(name: str, values: tuple[int, ...], dtype: str) -> Buffer:

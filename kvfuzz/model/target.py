@@ -19,7 +19,9 @@ Beyond = Literal["saturate", "nan"]
 Rounding = Literal["half_even", "half_away_fp32"]
 MayHold = Literal["nan", "finite"]
 Held = Literal["fp32", "model"]
+HeldWeights = Literal["fp32", "model", "query"]
 Dot = Literal["ieee", "tf32"]
+Fp8Sums = Literal["fp32", "short"]
 Merged = Literal["sums", "lse"]
 
 
@@ -60,8 +62,12 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to the exact result.
     """
 
-    weights: Held = "model"
-    """Of exp(score) before it multiplies V."""
+    weights: HeldWeights = "query"
+    """Of exp(score) before it multiplies V: `query` is what queries are handed over in, be that the
+    model's dtype or fp8."""
+    weights_scale: dict[str, float] = {}
+    """By fp8 format, what weights are multiplied by while they are held in it, and are divided by
+    afterwards; 1 where there is none."""
     dequantised: Held = "model"
     """Of code * scale, before a dot."""
     scaled_query: Held | None = "model"
@@ -81,12 +87,21 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fp32_dot: Dot = "tf32"
     """What a dot takes of fp32 operands: all, or ten bits of mantissa (tf32 of NVIDIA, xf32 of CDNA
     3: the default of tl.dot on both)."""
+    fp8_sums: Fp8Sums = "short"
+    """What a dot of fp8 operands is summed in: fp32, or what Hopper keeps of that, 13 bits."""
     tile: int = 1
     """Tokens that a sum over a sequence takes at a time, at least."""
     source: str = ""
 
 
-IN_FP32 = Precision("fp32", "fp32", None, "fp32", fp32_dot="ieee")
+IN_FP32 = Precision(
+    weights="fp32",
+    dequantised="fp32",
+    scaled_query=None,
+    partial="fp32",
+    fp32_dot="ieee",
+    fp8_sums="fp32",
+)
 """What nothing is held in fewer bits by than fp32."""
 
 

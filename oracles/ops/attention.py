@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from kvfuzz.model.case import Step
-from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.dtypes import DTYPES, CacheDtype
 from kvfuzz.model.target import Precision
-from kvfuzz.oracles.attention_bound import Bounded, Numerics, Scoring, attend
+from kvfuzz.oracles.attention_bound import Scoring, attend
 from kvfuzz.oracles.codec import decode
 from kvfuzz.oracles.memory import Memory
+from kvfuzz.oracles.numerics import Bounded, Numerics
 from kvfuzz.oracles.writes import Stored, stored_within
 
 SIDES = (("key_cache", "k_scale"), ("value_cache", "v_scale"))
@@ -24,9 +25,12 @@ def attention(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
         starts = _numbers(memory, step, "query_start_loc")
     else:
         starts = torch.arange(len(lengths) + 1, device=memory.device)
-    model = DTYPES[memory.case.bound_field(step, "query").dtype]
-    cache = DTYPES[memory.case.bound_field(step, "key_cache").dtype]
-    numerics = Numerics(precision, model, cache.is_quantised)
+    numerics = Numerics(
+        precision,
+        _dtype(memory, step, "output"),
+        _dtype(memory, step, "key_cache").is_quantised,
+        _dtype(memory, step, "query") if "q_scale" in step.fields else None,
+    )
     how = _scoring(memory, step)
     found: list[tuple[Tensor, Bounded]] = []
     for number, length in enumerate(lengths.tolist()):
@@ -38,6 +42,10 @@ def attention(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
     output = memory.case.bound_field(step, "output").extents
     whole = _whole(rows, output["head"], output["dim"])
     return [stored_within(memory, step, "output", within, **whole)]
+
+
+def _dtype(memory: Memory, step: Step, parameter: str) -> CacheDtype:
+    return DTYPES[memory.case.bound_field(step, parameter).dtype]
 
 
 def _scoring(memory: Memory, step: Step) -> Scoring:
@@ -79,9 +87,7 @@ def _sequence(
     numerics: Numerics,
 ) -> Bounded:
     """The output rows of one sequence `[T, Hq, Dv]`."""
-    field = memory.case.bound_field(step, "query")
-    at = _whole(rows, field.extents["head"], field.extents["dim"])
-    query = decode(memory.read(step, "query", **at), numerics.model).double()
+    query = _queries(memory, step, rows)
     positions = torch.arange(length - len(rows), length, device=memory.device)
     window = int(step.scalars["window"]) or length
     # The first query sees the earliest tokens.
@@ -93,6 +99,17 @@ def _sequence(
     distance = positions[:, None] - tokens
     seen = (distance >= 0) & (distance < window)
     return attend(query, keys, values, distance.double(), seen, how, numerics).output
+
+
+def _queries(memory: Memory, step: Step, rows: Tensor) -> Tensor:
+    """Queries in fp64, `[rows, heads, dims]`, code * scale exactly."""
+    field = memory.case.bound_field(step, "query")
+    at = _whole(rows, field.extents["head"], field.extents["dim"])
+    found = decode(memory.read(step, "query", **at), DTYPES[field.dtype]).double()
+    if "q_scale" not in step.fields:
+        return found
+    codes = memory.read(step, "q_scale", head=torch.zeros_like(rows[:1]))
+    return found * decode(codes, DTYPES["fp32"]).double()
 
 
 def _written_before(memory: Memory, step: Step, number: int, count: int) -> None:

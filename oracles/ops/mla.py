@@ -10,9 +10,10 @@ from torch import Tensor
 from kvfuzz.model.case import Step
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.target import Precision
-from kvfuzz.oracles.attention_bound import Attended, Bounded, Numerics, Scoring, attend
+from kvfuzz.oracles.attention_bound import Attended, Scoring, attend
 from kvfuzz.oracles.codec import decode
 from kvfuzz.oracles.memory import Memory
+from kvfuzz.oracles.numerics import Bounded, Numerics
 from kvfuzz.oracles.writes import Stored, stored_within
 
 

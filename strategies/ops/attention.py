@@ -54,6 +54,9 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"numbers": "exact", "sequences": "3", "phase": "mixed"}, "the same over sequences"),
     Boundary({"numbers": "low", "window": "cuts"}, "tiles that a query sees nothing of"),
     Boundary({"value_size": "narrower"}, "V narrower than K"),
+    Boundary({"query": "quantised", "scale": "general"}, "three scales of a score"),
+    Boundary({"query": "quantised", "phase": "mixed"}, "weights of fp8, as large as queries ask"),
+    Boundary({"shared_by": "3", "phase": "mixed"}, "layers that share a target, one after another"),
     Boundary({"idle": "some"}, "a padded request: no tokens at all"),
     Boundary({"row_count": "more", "metadata": "wider"}, "a batch padded to a captured size"),
     Boundary({"reach": "past_2g_elements"}, "32-bit offsets of blocks"),
@@ -101,6 +104,9 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
         softcap=pick(choices, CAPS) if row["softcap"] == "some" else 0,
         sinks=row["sinks"] == "some",
         alibi=row["alibi_slopes"] == "some",
+        query_quantised=row["query"] == "quantised",
+        q_scale=_q_scale(choices, row),
+        sharers=int(row["shared_by"]),
         values=row["numbers"],
         row_gap=pick(choices, (page.head_size, 16, 3 * page.head_size)) if gapped else 0,
         spare_rows=number(choices, 1, MOST_SPARE) if row["row_count"] == "more" else 0,
@@ -159,6 +165,11 @@ def _scales(choices: Choices, row: Row) -> tuple[int, int]:
         less = SMALL << DTYPES["fp32"].mantissa_bits
         return k_scale - less, v_scale - less
     return k_scale, v_scale
+
+
+def _q_scale(choices: Choices, row: Row) -> int:
+    """The scale of a quantised query, of the kind that K has."""
+    return scale_pair(choices, row)[0] if row["query"] == "quantised" else FP32_ONE
 
 
 def _softmax_scale(choices: Choices, row: Row, head_size: int) -> int:

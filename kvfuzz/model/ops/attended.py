@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvfuzz.model.batch_metadata import gathered
 from kvfuzz.model.dtypes import DTYPES
-from kvfuzz.model.fill import ChoiceFill, Fill, FloatFill
+from kvfuzz.model.fill import FP32_ONE, ChoiceFill, Fill, FloatFill
 from kvfuzz.model.ops import metadata
 from kvfuzz.model.ops.activations import Gaps, rows_of_heads
 from kvfuzz.model.ops.metadata import Metadata, stale
@@ -54,14 +54,18 @@ class Rows(NamedTuple):
         return rows_of_heads(name, self.dtype, shape, fill, Gaps(row=self.gap))
 
 
-def query_fill(seed: int, dtype: str, values: str, factor: float, zeros: int = ZEROS) -> Fill:
-    """The elements of queries; `factor` is the elements of one times the scale of scores."""
+def query_fill(
+    seed: int, dtype: str, values: str, factor: float, zeros: int = ZEROS, *, scale: int = FP32_ONE
+) -> Fill:
+    """The elements of queries, which stand for code * `scale` (a bit pattern); `factor` is the
+    elements of one times the scale of scores."""
+    of_one = DTYPES["fp32"].decode(scale)
     if values == "exact":
-        return _choices(seed, dtype, (*(0.0,) * zeros, 2.0**HOT))
+        hot = min(2.0**HOT / of_one, 2.0 ** math.floor(math.log2(DTYPES[dtype].max_finite)))
+        return _choices(seed, dtype, (*(0.0,) * zeros, hot))
     if values == "low":
-        return _choices(seed, dtype, [LOW / factor * each for each in NEAR_ONE])
-    low, high = (each + DTYPES[dtype].bias for each in QUERY_BINADES)
-    return FloatFill(seed, dtype, low, high)
+        return _choices(seed, dtype, [LOW / factor / of_one * each for each in NEAR_ONE])
+    return _spread(seed, dtype, of_one, QUERY_BINADES)
 
 
 def cache_fill(
@@ -78,9 +82,7 @@ def cache_fill(
         return _choices(seed, dtype, [-each / of_one for each in NEAR_ONE])
     if cache.is_integer:
         return _choices(seed, dtype, range(-MOST_V, MOST_V + 1))
-    low, high = (each - math.frexp(of_one)[1] + 1 + cache.bias for each in CACHE_BINADES)
-    top = (1 << cache.exponent_bits) - 2
-    return FloatFill(seed, dtype, min(max(low, 1), top), min(max(high, 1), top))
+    return _spread(seed, dtype, of_one, CACHE_BINADES)
 
 
 def numbers_of(fill: Fill) -> str:
@@ -88,6 +90,13 @@ def numbers_of(fill: Fill) -> str:
     if not isinstance(fill, ChoiceFill):
         return "spread"
     return "exact" if 0 in fill.codes else "low"
+
+
+def _spread(seed: int, dtype: str, of_one: float, binades: tuple[int, int]) -> FloatFill:
+    """Codes whose products with `of_one` are in these binades, as far as the format has them."""
+    of, top = DTYPES[dtype], (1 << DTYPES[dtype].exponent_bits) - 2
+    low, high = (each - math.frexp(of_one)[1] + 1 + of.bias for each in binades)
+    return FloatFill(seed, dtype, min(max(low, 1), top), min(max(high, 1), top))
 
 
 def _choices(seed: int, dtype: str, numbers: Iterable[float]) -> ChoiceFill:

@@ -8,16 +8,18 @@ scores s_j = scale * (q . k_j), capped as cap * tanh(s_j / cap), plus slope * (j
     output = sum_j exp(s_j) v_j / (exp(sink) + sum_j exp(s_j))
 
 without a sink the denominator has the sum alone. `queries_per_kv` neighbouring query heads share a
-head of the cache. An element of a quantised cache stands for code * scale.
+head of the cache. An element of a quantised cache stands for code * scale, and so does one of a
+quantised query, which is of the format of the cache.
 
     paged_attention     one query token a sequence: decode
     unified_attention   any number of query tokens a sequence, none included
-    shared_kv_attention the same, through an engine's layer that has no K and V of its own (key and
-                        value are None) and attends over its target layer's cache
+    shared_kv_attention the same, through engine's layers that have no K and V of their own (key and
+                        value are None) and attend over their target layer's cache: a step each
 
 The step binds key_cache, value_cache, k_scale, v_scale as a gather does, query `[T, Hq, D]`, output
 `[T, Hq, Dv]`, block_table `[S, width]`, seq_lens `[S]`, query_start_loc `[S + 1]` (not for decode),
-sinks and alibi_slopes `[Hq]` fp32 where there are some. No byte of a cache may change.
+sinks and alibi_slopes `[Hq]` fp32 where there are some, q_scale `[1]` fp32 of a quantised query. No
+byte of a cache may change.
 """
 
 from kvfuzz.model.dtypes import DTYPES
@@ -37,6 +39,7 @@ PAGED, UNIFIED, SHARED = "paged_attention", "unified_attention", "shared_kv_atte
 ATTENTION_OPS: Levels = (PAGED, UNIFIED, SHARED)
 MOST_QUERIES_PER_KV = 128
 MOST_CAP = 1 << 16
+MOST_SHARERS = 3
 
 
 class AttentionScene(LayerScene, frozen=True, forbid_unknown_fields=True, tag="attention"):
@@ -51,6 +54,12 @@ class AttentionScene(LayerScene, frozen=True, forbid_unknown_fields=True, tag="a
     """What scores are kept below; 0 is nothing."""
     sinks: bool = False
     alibi: bool = False
+    query_quantised: bool = False
+    """Whether queries are of the cache's format, and not of the model's."""
+    q_scale: int = FP32_ONE
+    """Bit pattern of the fp32 that a quantised query is multiplied by."""
+    sharers: int = 1
+    """Layers that attend one after the other, each with queries of its own."""
     values: str = ATTENTION_VALUES[0]
     row_gap: int = 0
     """Elements between one row of the query, and of the output, and the next."""
@@ -64,6 +73,11 @@ class AttentionScene(LayerScene, frozen=True, forbid_unknown_fields=True, tag="a
     def num_query_heads(self) -> int:
         """Query heads."""
         return self.queries_per_kv * self.attention.geometry.num_kv_heads
+
+    @property
+    def query_dtype(self) -> str:
+        """The format of queries."""
+        return self.attention.cache_dtype if self.query_quantised else self.model_dtype
 
 
 def check(scene: AttentionScene) -> None:
@@ -94,4 +108,22 @@ def check(scene: AttentionScene) -> None:
         f"{PAGED} with {[each.length for each in scene.batch.sequences]} query tokens: one each",
     )
     require(not (scene.sinks and scene.alibi), "sinks with ALiBi, which no model has")
+    require(
+        1 <= scene.sharers <= (MOST_SHARERS if scene.op == SHARED else 1),
+        f"sharers={scene.sharers} of {scene.op}, expected 1, or to {MOST_SHARERS} of {SHARED}",
+    )
+    _check_query(scene)
     require(not scene.batch.padding, "padding rows are those of a write")
+
+
+def _check_query(scene: AttentionScene) -> None:
+    """Engines quantise queries where K and V of fp8 have one scale each."""
+    layer, scale = scene.attention, DTYPES["fp32"].decode(scene.q_scale)
+    require(0 < scale < float("inf"), f"q_scale=0x{scene.q_scale:08x}, expected a positive fp32")
+    dtype = DTYPES[layer.cache_dtype]
+    is_fp8 = dtype.is_quantised and not dtype.is_integer and layer.granularity == "tensor"
+    require(
+        is_fp8 or not scene.query_quantised,
+        f"query_quantised with cache_dtype={layer.cache_dtype}, granularity={layer.granularity}: "
+        "expected an fp8 cache with a scale for each tensor",
+    )

@@ -9,12 +9,16 @@ from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE
 from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
 from kvfuzz.model.ops.attended_axes import METADATA, NUMBERS, ROWS, SOFTCAP, SOME
-from kvfuzz.model.ops.attention import ATTENTION_OPS, PAGED
+from kvfuzz.model.ops.attention import ATTENTION_OPS, PAGED, UNIFIED
 from kvfuzz.model.round_trip import runs
 from kvfuzz.model.rules import RULES, Rule
 from kvfuzz.model.scales import SCALES, least_scale
 from kvfuzz.model.vocabulary import GRANULARITIES, Levels
 
+QUERIES: Levels = ("model", "quantised")
+"""What queries are handed over as: numbers of the model, or codes of the cache's fp8 format."""
+SHARERS: Levels = ("1", "2", "3")
+"""Layers that attend over the cache of one target layer, one after the other."""
 PHASES: Levels = ("decode", "prefill", "extend", "mixed")
 """What a batch is: one query token a sequence; whole prompts; more tokens behind a context; some of
 either, or of both."""
@@ -92,7 +96,7 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     Axis(
         "model_dtype",
         ("fp32", "bf16", "fp16"),
-        lambda case: case.bound_field(case.steps[0], "query").dtype,
+        lambda case: case.bound_field(case.steps[0], "output").dtype,
     ),
     *SIZE_AXES,
     Axis(
@@ -119,6 +123,13 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     METADATA,
     ROWS,
     NUMBERS,
+    Axis("query", QUERIES, lambda case: QUERIES["q_scale" in case.steps[0].tensors]),
+    Axis(
+        "shared_by",
+        SHARERS,
+        lambda case: str(len(case.steps)),
+        only((PAGED, UNIFIED), "1"),
+    ),
 )
 
 _AXES = {axis.name for axis in ATTENTION_AXES}
@@ -175,6 +186,14 @@ ATTENTION_RULES: tuple[Rule, ...] = (
         for axis in ("softcap", "sinks", "alibi_slopes")
     ),
     Rule(("scale", "numbers"), lambda scale, values: values != "exact" or scale != "general"),
+    # Engines quantise queries where K and V of fp8 have one scale each.
+    Rule(
+        ("cache_dtype", "query"),
+        lambda cache, query: (
+            query == "model" or (DTYPES[cache].is_quantised and not DTYPES[cache].is_integer)
+        ),
+    ),
+    Rule(("granularity", "query"), lambda g, query: query == "model" or g == "tensor"),
     # A sink would outweigh all tokens.
     Rule(("sinks", "numbers"), lambda sinks, numbers: numbers != "low" or sinks == "none"),
     # Of integers a scale of its own would make others of them.

@@ -21,6 +21,9 @@ OWN: tuple[Plainer, ...] = (
     attribute("scene", "softcap", 0, 1),
     attribute("scene", "sinks", False),
     attribute("scene", "alibi", False),
+    attribute("scene", "sharers", 1, 2),
+    attribute("scene", "query_quantised", False),
+    attribute("scene", "q_scale", FP32_ONE),
     attribute("scene", "queries_per_kv", 1, 2),
     attribute("scene", "softmax_scale", FP32_ONE),
     attribute("scene", "values", *ATTENTION_VALUES),
@@ -31,7 +34,7 @@ def lower(scene: AttentionScene) -> Program:
     """The program of `scene`. Raises UsageError where the scene is impossible."""
     check(scene)
     made = parts(scene)
-    return Program(made.buffers, made.fields, made.tensors, (made.step,))
+    return Program(made.buffers, made.fields, made.tensors, (made.step, *made.following))
 
 
 def simpler(scene: AttentionScene) -> Steps[AttentionScene]:

@@ -1,11 +1,13 @@
 """What a scene of attention over K and V pages adds up to: cache, queries, metadata, the step."""
 
+import itertools
+
 import msgspec
 
 from kvfuzz.model.cache_parts import cache_parts
 from kvfuzz.model.case import Buffer, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, itemsize
-from kvfuzz.model.fill import ByteFill, Fill, IntegerFill, word
+from kvfuzz.model.fill import FP32_ONE, ByteFill, Fill, IntegerFill, word
 from kvfuzz.model.layout import Field, Term
 from kvfuzz.model.ops.attended import (
     MOST_V,
@@ -31,13 +33,24 @@ def parts(scene: AttentionScene) -> Parts:
     """What a possible scene adds up to."""
     cache = cache_parts(scene.plan, scene.attention, scene.fill_seed)
     scales = _scales(scene, cache.inline)
-    own = (_query(scene), _output(scene), *_metadata(scene), *_per_head(scene))
-    bound = {each.view.name: each.view.name for each in own}
+    rows = [_rows_of(scene, number) for number in range(scene.sharers)]
+    shared = (*_metadata(scene), *_scalings(scene))
+    own = (*itertools.chain(*rows), *shared)
     k, v = (
         msgspec.structs.replace(field, fill=_cache_fill(scene, field, least))
         for field, least in ((cache.k, scene.k_scale), (cache.v, scene.v_scale))
     )
-    same = {name: name for name in (*CACHES, *SCALES)}
+    handed = {name: name for name in (*CACHES, *SCALES, *(each.view.name for each in shared))}
+    steps = [
+        Step(
+            scene.op,
+            handed | names,
+            handed | {"key_cache": "k", "value_cache": "v"} | names,
+            _scalars(scene, number),
+        )
+        for number, (query, output) in enumerate(rows)
+        for names in [{"query": query.view.name, "output": output.view.name}]
+    ]
     return Parts(
         (
             cache.buffer,
@@ -53,16 +66,13 @@ def parts(scene: AttentionScene) -> Parts:
             *(each.field for each in own),
         ),
         (*cache.views, *(each.view for each in scales), *(each.view for each in own)),
-        Step(
-            scene.op,
-            same | bound,
-            {"key_cache": "k", "value_cache": "v"} | {name: name for name in SCALES} | bound,
-            _scalars(scene),
-        ),
+        steps[0],
+        tuple(steps[1:]),
     )
 
 
-def _scalars(scene: AttentionScene) -> dict[str, int | str]:
+def _scalars(scene: AttentionScene, number: int) -> dict[str, int | str]:
+    """What a step is told beside its tensors; one of several also which it is."""
     lengths = [each.length for each in scene.batch.sequences]
     ends = [each.start + each.length for each in scene.batch.sequences]
     more = word(scene.fill_seed, "host", 0) % (MARGIN + 1) if scene.spare_entries else 0
@@ -75,6 +85,7 @@ def _scalars(scene: AttentionScene) -> dict[str, int | str]:
         "max_seq_len": max(ends) + more,
         "kv_cache_layout": SPELT[scene.attention.order],
         "cache_dtype": scene.attention.cache_dtype,
+        **({"sharer": number} if scene.sharers > 1 else {}),
     }
 
 
@@ -93,21 +104,21 @@ def _cache_fill(scene: AttentionScene, field: Field, scale: int) -> Fill:
     return cache_fill(scene.fill_seed, field.dtype, scale, scene.values, exact, is_key=is_key)
 
 
-def _rows(scene: AttentionScene) -> Rows:
+def _rows_of(scene: AttentionScene, number: int) -> tuple[Metadata, Metadata]:
+    """Query and output of the first layer that attends, or of another one of several."""
+    geometry, seed = scene.attention.geometry, scene.fill_seed
     count = scene.batch.num_tokens + scene.spare_rows
-    return Rows(scene.model_dtype, count, scene.num_query_heads, scene.row_gap)
-
-
-def _query(scene: AttentionScene) -> Metadata:
-    size = scene.attention.geometry.head_size
-    factor = size * DTYPES["fp32"].decode(scene.softmax_scale)
-    fill = query_fill(scene.fill_seed, scene.model_dtype, scene.values, factor)
-    return _rows(scene).tensor("query", size, fill)
-
-
-def _output(scene: AttentionScene) -> Metadata:
-    fill = ByteFill(scene.fill_seed)
-    return _rows(scene).tensor("output", scene.attention.geometry.value_size, fill)
+    shape = (count, scene.num_query_heads, scene.row_gap)
+    factor = geometry.head_size * DTYPES["fp32"].decode(scene.softmax_scale)
+    scale = scene.q_scale if scene.query_quantised else FP32_ONE
+    fill = query_fill(seed, scene.query_dtype, scene.values, factor, scale=scale)
+    suffix = f"_{number}" if number else ""
+    return (
+        Rows(scene.query_dtype, *shape).tensor(f"query{suffix}", geometry.head_size, fill),
+        Rows(scene.model_dtype, *shape).tensor(
+            f"output{suffix}", geometry.value_size, ByteFill(seed)
+        ),
+    )
 
 
 def _metadata(scene: AttentionScene) -> tuple[Metadata, ...]:
@@ -120,17 +131,18 @@ def _metadata(scene: AttentionScene) -> tuple[Metadata, ...]:
     return (*seen, vector("query_start_loc", "i32", (*ends, *behind), len(ends)))
 
 
-def _per_head(scene: AttentionScene) -> tuple[Metadata, ...]:
-    """Sinks, of the size of scores, and ALiBi's slopes, which halve from head to head."""
+def _scalings(scene: AttentionScene) -> tuple[Metadata, ...]:
+    """The scale of queries; sinks, of the size of scores, and ALiBi's slopes, which halve from head
+    to head."""
     heads, fp32 = range(scene.num_query_heads), DTYPES["fp32"]
     drawn = [word(scene.fill_seed, "sinks", head) % SINK_STEPS for head in heads]
     numbers = {
         "sinks": [each / 2 - SINK_STEPS / 4 for each in drawn] if scene.sinks else [],
         "alibi_slopes": [2.0 ** -(1 + head % 8) for head in heads] if scene.alibi else [],
     }
-    return tuple(
-        _vector(name, tuple(map(fp32.encode, each))) for name, each in numbers.items() if each
-    )
+    codes = {name: tuple(map(fp32.encode, each)) for name, each in numbers.items()}
+    codes["q_scale"] = (scene.q_scale,) if scene.query_quantised else ()
+    return tuple(_vector(name, each) for name, each in codes.items() if each)
 
 
 def _vector(name: str, bits: tuple[int, ...]) -> Metadata:

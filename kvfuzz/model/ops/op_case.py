@@ -1,4 +1,4 @@
-"""The case of a scene of `kvfuzz.model.ops`: a program of one step, with its scene."""
+"""The case of a scene of `kvfuzz.model.ops`: a program of one op, with its scene."""
 
 from kvfuzz.model.case import Program
 from kvfuzz.model.ops.table import OpScene, family_of
@@ -24,6 +24,6 @@ def lower_op(scene: OpScene) -> OpCase:
         buffers=parts.buffers,
         fields=parts.fields,
         tensors=parts.tensors,
-        steps=(parts.step,),
+        steps=(parts.step, *parts.following),
         scene=scene,
     )

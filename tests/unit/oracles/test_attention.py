@@ -14,8 +14,9 @@ from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.ops.attention import ATTENTION_OPS, UNIFIED
 from kvfuzz.model.target import IN_FP32, Quantise
 from kvfuzz.oracles import image
-from kvfuzz.oracles.attention_bound import Numerics, Scoring, attend
+from kvfuzz.oracles.attention_bound import Scoring, attend
 from kvfuzz.oracles.expectation import expect
+from kvfuzz.oracles.numerics import Numerics
 from kvfuzz.strategies import drawn_case, space
 from kvfuzz.strategies.choices import Drawn
 

@@ -6,7 +6,8 @@ import torch
 
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.target import IN_FP32
-from kvfuzz.oracles.attention_bound import Numerics, Scoring, attend
+from kvfuzz.oracles.attention_bound import Scoring, attend
+from kvfuzz.oracles.numerics import Numerics
 
 PART = 16
 ONCE = msgspec.structs.replace(IN_FP32, tile=16)

@@ -8,7 +8,8 @@ import torch
 
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.target import IN_FP32
-from kvfuzz.oracles.attention_bound import Numerics, Scoring, attend
+from kvfuzz.oracles.attention_bound import Scoring, attend
+from kvfuzz.oracles.numerics import Numerics
 
 FP32 = DTYPES["fp32"]
 FULL = Numerics(IN_FP32, FP32, is_quantised=False)

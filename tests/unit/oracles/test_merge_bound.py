@@ -8,8 +8,8 @@ import torch
 
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.target import Precision
-from kvfuzz.oracles.attention_bound import unit
 from kvfuzz.oracles.merge_bound import Part, merged, merged_lse
+from kvfuzz.oracles.numerics import unit
 
 FULL = Precision(weights="fp32")
 FP32 = DTYPES["fp32"]
