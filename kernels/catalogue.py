@@ -216,6 +216,11 @@ SHIPPED: tuple[Listed, ...] = (
         "the same by tensor descriptors, where a tree has that path; needs --source vllm=DIR",
     ),
     Listed(
+        "vllm:unified_attention_diffkv",
+        "unified_attention",
+        "vLLM's Triton attention with V of another size than K; needs --source vllm=DIR",
+    ),
+    Listed(
         "vllm:paged_attention_2d",
         "paged_attention",
         "vLLM's Triton decode of ROCM_ATTN over x-packed pages; needs --source vllm=DIR",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from kvfuzz.kernels.contract import Contract, Derivation, Scalars, Tensors
 from kvfuzz.model.dtypes import DTYPES, engine_spelling
+from kvfuzz.model.ops.attended import softmax_scale
 from kvfuzz.model.ops.attention import ATTENTION_OPS, PAGED, SHARED
 from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.scene import QUANT_OP
@@ -77,7 +78,7 @@ def _of_scalar(name: str, meaning: Callable[[int], float]) -> Derivation:
 _ATTENDED: dict[str, Derivation] = {
     "kv_cache_dtype": _kv_cache_dtype,
     "block_size": _block_size,
-    "softmax_scale": _of_scalar("scale_bits", DTYPES["fp32"].decode),
+    "softmax_scale": lambda tensors, scalars: softmax_scale(scalars),
     "softcap": _of_scalar("cap", float),
     "num_seqs": _size("seq_lens", 0),
     "num_query_heads": _size("query", 1),

@@ -13,14 +13,15 @@ import torch
 
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels import (
-    vllm_attention,
     vllm_copies,
     vllm_latent,
     vllm_merge,
     vllm_mla,
     vllm_quant,
+    vllm_rocm_attn,
     vllm_shared_kv,
     vllm_slots,
+    vllm_unified,
 )
 from kvfuzz.kernels.adapter import Adapter, Call
 from kvfuzz.kernels.contract_table import CONVENTIONAL
@@ -70,10 +71,11 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter:
         "vllm:indexer_quant_and_cache": vllm_latent.index_writer,
         "vllm:gather_indexer": vllm_latent.index_gather,
         "vllm:quantize_and_insert_k_cache": vllm_latent.v4_writer,
-        "vllm:unified_attention": vllm_attention.unified,
-        "vllm:unified_attention_descriptors": vllm_attention.descriptors,
-        "vllm:paged_attention_2d": vllm_attention.paged,
-        "vllm:chunked_prefill_paged_decode": vllm_attention.chunked,
+        "vllm:unified_attention": vllm_unified.unified,
+        "vllm:unified_attention_descriptors": vllm_unified.descriptors,
+        "vllm:unified_attention_diffkv": vllm_unified.diffkv,
+        "vllm:paged_attention_2d": vllm_rocm_attn.paged,
+        "vllm:chunked_prefill_paged_decode": vllm_rocm_attn.chunked,
         "vllm:shared_kv_attention": vllm_shared_kv.shared_kv,
         "vllm:decode_attention": vllm_mla.decode,
     }

@@ -12,7 +12,7 @@ from typing import Any
 from kvfuzz.errors import NotCheckedError
 from kvfuzz.kernels.adapter import Adapter, Call, content_of
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.target import Quantise, TargetInfo
+from kvfuzz.model.target import Precision, Quantise, TargetInfo
 from kvfuzz.model.vocabulary import BLOCK_SIZES, HEAD_SIZES, Levels
 
 AITER_FA = "vllm/v1/attention/backends/rocm_aiter_fa.py"
@@ -43,6 +43,28 @@ def kernel_adapter(
 ) -> Adapter:
     """The adapter of a function of a tree; `partner` executes the inverse op, if any does."""
     info = TargetInfo(name, op, domain, quantise or Quantise(), partner, content)
+    return Adapter(info, call, REFUSALS)
+
+
+def attention_adapter(
+    name: str,
+    op: str,
+    call: Call,
+    domain: Domain,
+    module: ModuleType,
+    precision: Precision,
+) -> Adapter:
+    """The adapter of attention by a module of a tree, which sums as its batch decides."""
+    info = TargetInfo(
+        f"vllm:{name}",
+        op,
+        domain,
+        Quantise(),
+        "",
+        content_of_module(module),
+        batch_invariant=False,
+        precision=precision,
+    )
     return Adapter(info, call, REFUSALS)
 
 

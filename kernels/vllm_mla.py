@@ -22,8 +22,8 @@ from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.vllm_backends import content_of_module, function_of
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_ONE
+from kvfuzz.model.ops.attended import softmax_scale
 from kvfuzz.model.ops.latent_axes import SIZES_OF
 from kvfuzz.model.ops.mla import MLA_OP
 from kvfuzz.model.ops.mla_axes import MLA_LATENT_SIZES, QUERY_HEADS
@@ -76,7 +76,7 @@ def decode(tree: SourceTree, arch: str) -> Adapter:
             tensors["seq_lens"],
             torch.empty(shape, dtype=torch.float32, device=query.device),
             parts,
-            DTYPES["fp32"].decode(int(scalars["scale_bits"])),
+            softmax_scale(scalars),
             rows.shape[1],
             logit_cap=float(scalars["cap"]),
             **(scales if takes_scales else {}),

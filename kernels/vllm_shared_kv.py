@@ -18,7 +18,8 @@ from kvfuzz.kernels.vllm_backends import AITER_FA, content_of_module, text_of
 from kvfuzz.kernels.vllm_forward import ROUND, Backend, Layer, Requests
 from kvfuzz.kernels.vllm_pages import pages_of
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.dtypes import DTYPES, engine_spelling
+from kvfuzz.model.dtypes import engine_spelling
+from kvfuzz.model.ops.attended import softmax_scale
 from kvfuzz.model.ops.attention import SHARED
 from kvfuzz.model.target import Precision, Quantise, TargetInfo
 from kvfuzz.model.vocabulary import Levels
@@ -129,7 +130,7 @@ def _layer(tensors: Tensors, scalars: Scalars) -> Layer:
         block_size=block_size,
         model_dtype=tensors["query"].dtype,
         kv_cache_dtype=engine_spelling(str(scalars["cache_dtype"])),
-        softmax_scale=DTYPES["fp32"].decode(int(scalars["scale_bits"])),
+        softmax_scale=softmax_scale(scalars),
         window=int(scalars["window"]) or None,
         is_shuffle=is_shuffle,
     )

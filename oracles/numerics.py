@@ -51,6 +51,8 @@ class Numerics(NamedTuple):
     """Whether K and V are code * scale."""
     query: CacheDtype | None = None
     """The format of queries that are code * scale, too."""
+    v_scale: float = 1.0
+    """The least scale of V."""
 
     def unit(self, held: Held) -> float:
         """Of what is held as `held`."""
@@ -89,10 +91,12 @@ class Numerics(NamedTuple):
     @property
     def least_weight(self) -> float:
         """Below what a weight may vanish, where the largest one is 1."""
-        held, sums = self.precision.weights, self.precision.sums
-        if held == "query" and self.query:
-            return smallest(self.query) / self.precision.weights_scale.get(self.query.name, 1.0)
-        return smallest(self.model) if held != "fp32" or sums == "model" else 0.0
+        how = self.precision
+        if how.weights == "fp32" and how.sums == "fp32":
+            return 0.0
+        if how.weights == "query" and self.query:
+            return smallest(self.query) / how.weights_scale.get(self.query.name, 1.0)
+        return smallest(self.model) / (max(self.v_scale, LEAST) if how.weights_by_scale else 1.0)
 
     @property
     def dot(self) -> float:

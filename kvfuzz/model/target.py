@@ -68,6 +68,8 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_scale: dict[str, float] = {}
     """By fp8 format, what weights are multiplied by while they are held in it, and are divided by
     afterwards; 1 where there is none."""
+    weights_by_scale: bool = False
+    """Whether weights are multiplied by the scale of V before they are held so, and V is not."""
     dequantised: Held = "model"
     """Of code * scale, before a dot."""
     scaled_query: Held | None = "model"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvfuzz.model.case import Step
 from kvfuzz.model.dtypes import DTYPES, CacheDtype
+from kvfuzz.model.ops.attended import softmax_scale
 from kvfuzz.model.target import Precision
 from kvfuzz.oracles.attention_bound import Scoring, attend
 from kvfuzz.oracles.codec import decode
@@ -49,17 +50,16 @@ def _dtype(memory: Memory, step: Step, parameter: str) -> CacheDtype:
 
 
 def _scoring(memory: Memory, step: Step) -> Scoring:
-    scalars, fp32 = step.scalars, DTYPES["fp32"]
     heads = memory.case.bound_field(step, "query").extents["head"]
 
     def of_heads(parameter: str) -> Tensor | None:
         if parameter not in step.fields:
             return None
         codes = memory.read(step, parameter, head=torch.arange(heads, device=memory.device))
-        return decode(codes, fp32).double()
+        return decode(codes, DTYPES["fp32"]).double()
 
-    scale = fp32.decode(int(scalars["scale_bits"]))
-    return Scoring(scale, float(scalars["cap"]), of_heads("alibi_slopes"), of_heads("sinks"))
+    cap, slopes, sinks = float(step.scalars["cap"]), of_heads("alibi_slopes"), of_heads("sinks")
+    return Scoring(softmax_scale(step.scalars), cap, slopes, sinks)
 
 
 def _numbers(memory: Memory, step: Step, parameter: str) -> Tensor:
@@ -93,11 +93,14 @@ def _sequence(
     # The first query sees the earliest tokens.
     first = max(0, length - len(rows) + 1 - window)
     tokens = torch.arange(first, length, device=memory.device)
-    keys, values = (_elements(memory, step, number, tokens, cache, scale) for cache, scale in SIDES)
+    (keys, _), (values, v_scales) = (
+        _elements(memory, step, number, tokens, cache, scale) for cache, scale in SIDES
+    )
     if first:
         _written_before(memory, step, number, first)
     distance = positions[:, None] - tokens
     seen = (distance >= 0) & (distance < window)
+    numerics = numerics._replace(v_scale=float(v_scales.min()))
     return attend(query, keys, values, distance.double(), seen, how, numerics).output
 
 
@@ -118,19 +121,23 @@ def _written_before(memory: Memory, step: Step, number: int, count: int) -> None
     width = memory.case.tensor(step.tensors["block_table"]).shape[1]
     row = torch.tensor(ids[number * width : (number + 1) * width], device=memory.device)
     tokens = torch.arange(count, device=memory.device)
-    for cache, _ in SIDES:
+    for cache, scale in SIDES:
         field = memory.case.bound_field(step, cache)
         columns = tokens // field.extents["token"]
         at = _whole(tokens % field.extents["token"], field.extents["head"], field.extents["dim"])
-        memory.holds_numbers(step, cache, block=row[columns][:, None, None], **at)
+        at["block"] = row[columns][:, None, None]
+        memory.holds_numbers(step, cache, **at)
+        if DTYPES[field.dtype].is_quantised:
+            memory.holds_numbers(step, scale, **{axis: at[axis] for axis in at if axis != "dim"})
     # An engine may have put the null block in their place, which holds numbers, too.
     memory.holds_numbers(step, "block_table", token=torch.full_like(columns, number), dim=columns)
 
 
 def _elements(
     memory: Memory, step: Step, number: int, tokens: Tensor, cache: str, scale: str
-) -> Tensor:
-    """K or V of tokens of a sequence in fp64: `[tokens, heads, dims]`, code * scale exactly."""
+) -> tuple[Tensor, Tensor]:
+    """K or V of tokens of a sequence in fp64: `[tokens, heads, dims]`, code * scale exactly; and
+    its scales."""
     field = memory.case.bound_field(step, cache)
     size, dtype = field.extents["token"], DTYPES[field.dtype]
     columns = tokens // size
@@ -140,7 +147,7 @@ def _elements(
     at = _whole(tokens % size, field.extents["head"], field.extents["dim"])
     found = decode(memory.read(step, cache, block=block, **at), dtype).double()
     if not dtype.is_quantised:
-        return found
+        return found, torch.ones(1)
     along = {axis: each for axis, each in (at | {"block": block}).items() if axis != "dim"}
-    codes = memory.read(step, scale, **along)
-    return found * decode(codes, DTYPES["fp32"]).double()
+    scales = decode(memory.read(step, scale, **along), DTYPES["fp32"]).double()
+    return found * scales, scales

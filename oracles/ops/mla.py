@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvfuzz.model.case import Step
 from kvfuzz.model.dtypes import DTYPES
+from kvfuzz.model.ops.attended import softmax_scale
 from kvfuzz.model.target import Precision
 from kvfuzz.oracles.attention_bound import Attended, Scoring, attend
 from kvfuzz.oracles.codec import decode
@@ -22,8 +23,7 @@ def mla_decode(memory: Memory, step: Step, precision: Precision) -> list[Stored]
     (count,) = memory.case.tensor(step.tensors["seq_lens"]).shape
     sequences = torch.arange(count, device=memory.device)
     lengths = memory.integers(step, "seq_lens", token=sequences)
-    fp32, scalars = DTYPES["fp32"], step.scalars
-    how = Scoring(fp32.decode(int(scalars["scale_bits"])), float(scalars["cap"]), None, None)
+    how = Scoring(softmax_scale(step.scalars), float(step.scalars["cap"]), None, None)
     cache = DTYPES[memory.case.bound_field(step, "cached_latent").dtype]
     model = DTYPES[memory.case.bound_field(step, "query").dtype]
     numerics = Numerics(precision, model, cache.is_quantised)

@@ -9,7 +9,7 @@ weight one and all others none, and every sum is exact.
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kvfuzz.model.batch_metadata import gathered
@@ -37,6 +37,11 @@ LOW = 20.0
 """About what a low score is below zero."""
 MOST_V = 8
 """The largest integer of an exact V: every format here has all up to it."""
+
+
+def softmax_scale(scalars: Mapping[str, int | str]) -> float:
+    """What a step's scalars say that q . k is multiplied by."""
+    return DTYPES["fp32"].decode(int(scalars["scale_bits"]))
 
 
 class Rows(NamedTuple):

@@ -1,5 +1,5 @@
-"""vLLM's Triton attention over pages of K and V: unified_attention, and the two kernels that
-ROCM_ATTN has, one for decodes and one for prompts behind a context.
+"""vLLM's two kernels of ROCM_ATTN, over x-packed pages: one for decodes, one for prompts behind a
+context.
 
 What a function takes is read off its own source. Host arguments are those that the backend beside
 it passes.
@@ -13,33 +13,23 @@ from typing import Any
 import msgspec
 import torch
 
-from kvfuzz.errors import NotCheckedError
-from kvfuzz.kernels.adapter import Adapter, Call
+from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.vllm_backends import (
     BLOCKS_OF_16,
     POWERS_OF_TWO,
-    REFUSALS,
-    TRITON_ATTN,
-    content_of_module,
+    attention_adapter,
     function_of,
     text_of,
 )
-from kvfuzz.kernels.vllm_pages import pages_of
-from kvfuzz.kernels.vllm_stubs import KVQuantMode
 from kvfuzz.model.axes import Domain
-from kvfuzz.model.dtypes import DTYPES, engine_spelling
+from kvfuzz.model.dtypes import engine_spelling
+from kvfuzz.model.ops.attended import softmax_scale
 from kvfuzz.model.ops.attention import PAGED, UNIFIED
-from kvfuzz.model.target import Precision, Quantise, TargetInfo
-from kvfuzz.model.vocabulary import HEAD_SIZES
+from kvfuzz.model.target import Precision
 
-UNIFIED_FILES = (
-    "vllm/v1/attention/ops/triton_unified_attention.py",
-    "vllm/attention/ops/triton_unified_attention.py",
-)
-HELPERS = "vllm/v1/attention/ops/triton_attention_helpers.py"
 PREFIX_FILES = (
     "vllm/v1/attention/ops/prefix_prefill.py",
     "vllm/attention/ops/prefix_prefill.py",
@@ -48,11 +38,6 @@ CHUNKED_FILES = (
     "vllm/v1/attention/ops/chunked_prefill_paged_decode.py",
     "vllm/attention/ops/chunked_prefill_paged_decode.py",
 )
-SEGMENTS, FEW_SEQUENCES = 16, 2
-"""Parts of a sequence that are summed apart, as the backend has them; and up to how many sequences
-it does so: the backend goes by the grid that a device fills, which here is small, so that decodes
-of one and two sequences come by one path and those of three by the other."""
-
 PRECISION = Precision(
     weights="model",
     dequantised="model",
@@ -62,93 +47,6 @@ PRECISION = Precision(
     tile=16,
     source="P.to(V.dtype), (K_load.to(tl.float32) * tl.load(k_scale)).to(Q.dtype), and tl.dot",
 )
-
-
-def unified(tree: SourceTree, arch: str) -> Adapter:
-    """The adapter of vllm:unified_attention. Raises NotCheckedError where a tree has none."""
-    return _unified(tree, arch, "unified_attention", {})
-
-
-def descriptors(tree: SourceTree, arch: str) -> Adapter:
-    """The same by tensor descriptors. Raises NotCheckedError where a tree has no such path."""
-    made = _unified(tree, arch, "unified_attention_descriptors", {"use_td": True})
-    allowed = made.info.domain.allowed | {
-        # A block is a whole number of tiles of 32, or one; a row of a descriptor has 16 bytes.
-        "block_size": tuple(n for n in BLOCKS_OF_16 if int(n) % 32 == 0 or n == "16"),
-        "head_size": tuple(str(n) for n in HEAD_SIZES if n >= 16),
-    }
-    domain = msgspec.structs.replace(made.info.domain, allowed=allowed)
-    return Adapter(msgspec.structs.replace(made.info, domain=domain), made.call, made.refusals)
-
-
-def _unified(tree: SourceTree, arch: str, name: str, fixed: dict[str, Any]) -> Adapter:
-    if (tree.root / HELPERS).is_file():
-        tree.load(HELPERS)
-    module = tree.load(*UNIFIED_FILES)
-    function = function_of(module, "unified_attention")
-    parameters = inspect.signature(function).parameters
-    if missing := [each for each in fixed if each not in parameters]:
-        raise NotCheckedError(f"{module.__file__}: no parameter {missing[0]}, absent in this tree")
-    takes_mode = "kv_quant_mode" in parameters
-    path = tree.root / TRITON_ATTN
-    pages = pages_of(tree.root, path.read_text() if path.is_file() else "")
-
-    def call(tensors: Tensors, scalars: Scalars) -> None:
-        rows, window = int(scalars["num_rows"]), int(scalars["window"])
-        query, output = tensors["query"][:rows], tensors["output"][:rows]
-        options: dict[str, Any] = _parts(query, output.shape[2])
-        if takes_mode and DTYPES[str(scalars["cache_dtype"])].is_quantised:
-            options["kv_quant_mode"] = KVQuantMode.FP8_PER_TENSOR
-        function(
-            q=query,
-            k=tensors["key_cache"],
-            v=tensors["value_cache"],
-            out=output,
-            cu_seqlens_q=tensors["query_start_loc"],
-            max_seqlen_q=scalars["max_query_len"],
-            seqused_k=tensors["seq_lens"],
-            max_seqlen_k=scalars["max_seq_len"],
-            softmax_scale=_softmax_scale(scalars),
-            causal=True,
-            window_size=(window - 1, window - 1) if window else (-1, -1),
-            block_table=tensors["block_table"],
-            softcap=float(scalars["cap"]),
-            q_descale=None,
-            k_descale=tensors["k_scale"],
-            v_descale=tensors["v_scale"],
-            sinks=tensors.get("sinks"),
-            alibi_slopes=tensors.get("alibi_slopes"),
-            **options,
-            **fixed,
-        )
-
-    domain = Domain(
-        allowed=pages.allowed
-        | {
-            "order": ("nhd", "hnd"),
-            "value_size": ("same",),
-            "granularity": ("tensor",),
-            "block_size": BLOCKS_OF_16,
-            "cache_dtype": ("fp32", "bf16", "fp16", dialect_of(arch)),
-        },
-        forbidden=pages.forbidden,
-        source=f"{UNIFIED_FILES[0]}: unified_attention; {TRITON_ATTN}: "
-        "get_supported_kernel_block_sizes, get_kv_cache_shape",
-    )
-    return _adapter(name, UNIFIED, call, domain, module)
-
-
-def _parts(query: torch.Tensor, size: int) -> dict[str, Any]:
-    """Room for the parts of sequences, as the backend keeps it, full of NaN."""
-    rows, padded = (*query.shape[:2], SEGMENTS), 1 << (size - 1).bit_length()
-    room = [torch.full(shape, torch.nan, device=query.device) for shape in ((*rows, padded), rows)]
-    return {
-        "seq_threshold_3D": FEW_SEQUENCES,
-        "num_par_softmax_segments": SEGMENTS,
-        "softmax_segm_output": room[0],
-        "softmax_segm_max": room[1],
-        "softmax_segm_expsum": room[1].clone(),
-    }
 
 
 def paged(tree: SourceTree, arch: str) -> Adapter:
@@ -168,7 +66,7 @@ def paged(tree: SourceTree, arch: str) -> Adapter:
         _chunked(function, tensors, scalars, starts, (new, new))
 
     domain = _x_packed(module, function, arch)
-    return _adapter("paged_attention_2d", PAGED, call, domain, module)
+    return attention_adapter("paged_attention_2d", PAGED, call, domain, module, PRECISION)
 
 
 def chunked(tree: SourceTree, arch: str) -> Adapter:
@@ -185,7 +83,8 @@ def chunked(tree: SourceTree, arch: str) -> Adapter:
     domain = _x_packed(module, function, arch)
     # A request without tokens would write the row behind the batch, which an engine pads away.
     domain = msgspec.structs.replace(domain, allowed=domain.allowed | {"idle": ("none",)})
-    return _adapter("chunked_prefill_paged_decode", UNIFIED, call, domain, module)
+    name = "chunked_prefill_paged_decode"
+    return attention_adapter(name, UNIFIED, call, domain, module, PRECISION)
 
 
 def _chunked(
@@ -214,7 +113,7 @@ def _chunked(
         v_scale=tensors["v_scale"],
         alibi_slopes=tensors.get("alibi_slopes"),
         sliding_window=scalars["window"] or None,
-        sm_scale=_softmax_scale(scalars),
+        sm_scale=softmax_scale(scalars),
         sinks=tensors.get("sinks"),
         **options,
     )
@@ -288,26 +187,9 @@ def _x_packed(module: ModuleType, function: Callable[..., Any], arch: str) -> Do
             "model_dtype": ("bf16", "fp16"),
             "cache_dtype": ("bf16", "fp16", dialect_of(arch)),
             "softcap": ("none",),
+            "query": ("model",),
         },
         # No model with ALiBi has a window; its function refuses ALiBi with sinks.
         forbidden=({"alibi_slopes": ("some",), "window": ("wide", "cuts")},),
         source=f"{CHUNKED_FILES[0]}: chunked_prefill_paged_decode; ROCM_ATTN: split_kv_cache",
     )
-
-
-def _softmax_scale(scalars: Scalars) -> float:
-    return DTYPES["fp32"].decode(int(scalars["scale_bits"]))
-
-
-def _adapter(name: str, op: str, call: Call, domain: Domain, module: ModuleType) -> Adapter:
-    info = TargetInfo(
-        f"vllm:{name}",
-        op,
-        domain,
-        Quantise(),
-        "",
-        content_of_module(module),
-        batch_invariant=False,
-        precision=PRECISION,
-    )
-    return Adapter(info, call, REFUSALS)
