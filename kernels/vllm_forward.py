@@ -39,7 +39,7 @@ ROUND = 32
 """Those of a request here. vLLM has 32 Ki for all requests, which no context of a case fills."""
 CDNA_GENERATIONS = {"gfx90a": 2, "gfx942": 3}
 """Later ones are 4."""
-TARGET, SHARER = "target", "sharer"
+TARGET = "target"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +71,20 @@ class Requests:
     max_seq_len: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What the layers that share a cache have in common in one step of an engine."""
+
+    sharers: Sequence[Any]
+    kv_cache: Tensor
+    metadata: Any
+
+    def forward(self, number: int, query: Tensor, output: Tensor) -> None:
+        """Attend as sharer `number` does, which has no K and V, into the first rows of `output`."""
+        layer = self.sharers[number]
+        layer.impl.forward(layer, query, None, None, self.kv_cache, self.metadata, output)
+
+
 class Backend:
     """AITER's backend out of the tree at `root`, as on `arch`.
 
@@ -89,27 +103,26 @@ class Backend:
         vars(self.module).update(rocm_aiter_ops=self.aiter, torch=_Torch(self.aiter))
         self._common: Any = function_of(self._tree.load(BASES), "CommonAttentionMetadata")
 
-    def forward(self, layer: Layer, requests: Requests, query: Tensor, output: Tensor) -> None:
-        """Attend as the layer does that has no K and V, into the first rows of `output`."""
+    def step(self, layer: Layer, requests: Requests, sharers: int) -> Step:
+        """One step of an engine: a batch's metadata, and layers that share the cache of `layer`."""
         self.aiter.shuffle = layer.is_shuffle
         vars(self.module)[TOKENS_PER_ROUND] = ROUND * len(requests.seq_lens)
-        layers = {name: self._layer(layer, name) for name in (TARGET, SHARER)}
+        names = [f"sharer.{number}" for number in range(sharers)]
+        layers = {name: self._layer(layer, name) for name in (TARGET, *names)}
         common = self._metadata(layer, requests)
         builder = self.module.AiterFlashAttentionMetadataBuilder(
             SimpleNamespace(block_size=layer.block_size),
             list(layers),
             _config(layer, layers, requests, common.num_actual_tokens),
-            query.device,
+            layer.kv_cache.device,
         )
         for workspace in ("extend_workspace", "kv_sharing_workspace"):
             if (memory := getattr(builder, workspace, None)) is not None:
                 memory.fill_(math.nan)
-        metadata = builder.build(0, common)
-        sharer = layers[SHARER]
-        sharer.impl.forward(sharer, query, None, None, layer.kv_cache, metadata, output)
+        return Step([layers[name] for name in names], layer.kv_cache, builder.build(0, common))
 
     def _layer(self, layer: Layer, name: str) -> Any:
-        shares = TARGET if name == SHARER else None
+        shares = None if name == TARGET else TARGET
         k_scale, v_scale = layer.k_scale.reshape(()), layer.v_scale.reshape(())
         return SimpleNamespace(
             layer_name=name,

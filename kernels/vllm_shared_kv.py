@@ -15,12 +15,12 @@ from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.vllm_backends import AITER_FA, content_of_module, text_of
-from kvfuzz.kernels.vllm_forward import ROUND, Backend, Layer, Requests
+from kvfuzz.kernels.vllm_forward import ROUND, Backend, Layer, Requests, Step
 from kvfuzz.kernels.vllm_pages import pages_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import engine_spelling
 from kvfuzz.model.ops.attended import softmax_scale
-from kvfuzz.model.ops.attention import SHARED
+from kvfuzz.model.ops.attention import MOST_SHARERS, SHARED
 from kvfuzz.model.target import Precision, Quantise, TargetInfo
 from kvfuzz.model.vocabulary import Levels
 
@@ -60,9 +60,15 @@ def shared_kv(tree: SourceTree, arch: str) -> Adapter:
     backend = Backend(tree.root, arch)
     _check_views(backend)
 
+    steps: list[Step] = []
+
     def call(tensors: Tensors, scalars: Scalars) -> None:
-        layer, requests = _layer(tensors, scalars), _requests(tensors, scalars)
-        backend.forward(layer, requests, tensors["query"], as_allocated(tensors["output"]))
+        number = int(scalars.get("sharer", 0))
+        if not number:
+            layer, requests = _layer(tensors, scalars), _requests(tensors, scalars)
+            steps[:] = [backend.step(layer, requests, MOST_SHARERS)]
+        # The sharers of a step have one batch, whose metadata are made once.
+        steps[0].forward(number, tensors["query"], as_allocated(tensors["output"]))
 
     info = TargetInfo(
         NAME,
@@ -104,6 +110,8 @@ def _domain(backend: Backend, tree: SourceTree, arch: str) -> Domain:
         "softcap": ("none",),
         "sinks": ("none",),
         "alibi_slopes": ("none",),
+        # Queries are the model's: the backend has q_descale=None throughout.
+        "query": ("model",),
         # A scheduled request has a token, and the output is the layer's own.
         "idle": ("none",),
         "rows": ("dense",),

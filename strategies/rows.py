@@ -22,6 +22,8 @@ from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.script_rules import SCRIPT_RULES
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies.choices import Choices
+from kvfuzz.strategies.filtering import Filter
+from kvfuzz.strategies.filtering import Table as _Table
 
 Row = dict[str, str]
 """A level for every axis."""
@@ -83,10 +85,6 @@ def is_costly(row: Row) -> bool:
     return page * layers * blocks >= LARGE_CACHE
 
 
-_Table = tuple[tuple[int, ...], set[tuple[int, ...]]]
-"""The axes of a rule, and the combinations of their levels that it allows; all are indices."""
-
-
 class Space:
     """All rows that `domain` allows for `op`.
 
@@ -108,6 +106,7 @@ class Space:
         for rule in (*rules, *_forbidden(domain)):
             if not rule.ops or op in rule.ops:
                 self._add(rule)
+        self._filter = Filter(self.levels, [table for tables in self._rules for table in tables])
         self._about = [
             [table for tables in self._rules for table in tables if at in table[0]]
             for at in range(len(axes))
@@ -195,9 +194,10 @@ class Space:
         Elsewhere `prefer(row so far, possible levels)` orders the levels, and the first that leads
         to a row is taken.
         """
-        early = self._decided_by_wanted(wanted)
-        if early is None:
+        left = self._filter.left(wanted)
+        if left is None:
             return None
+        early = self._decided_by_wanted(wanted)
         row: list[int] = []
         dead: set[tuple[int, ...]] = set()
 
@@ -218,7 +218,7 @@ class Space:
             possible = self.possible(row)
             options = [wanted[at]] if at in wanted else prefer(row, possible)
             for level in options:
-                if level in possible and fits(at, level):
+                if level in left[at] and level in possible and fits(at, level):
                     row.append(level)
                     if extend():
                         return True
@@ -228,19 +228,13 @@ class Space:
 
         return row if extend() else None
 
-    def _decided_by_wanted(self, wanted: Mapping[int, int]) -> list[list[_Table]] | None:
-        """By axis, the rules that it decides early, since their later axes are all wanted ones.
-
-        None where the wanted levels break a rule among themselves.
-        """
+    def _decided_by_wanted(self, wanted: Mapping[int, int]) -> list[list[_Table]]:
+        """By axis, the rules that it decides early, since their later axes are all wanted ones."""
         early: list[list[_Table]] = [[] for _ in self.axes]
         for rules in self._rules:
             for axes, allowed in rules:
                 open_axes = [axis for axis in axes if axis not in wanted]
-                if not open_axes:
-                    if tuple([wanted[axis] for axis in axes]) not in allowed:
-                        return None
-                elif open_axes[-1] < axes[-1]:
+                if open_axes and open_axes[-1] < axes[-1]:
                     early[open_axes[-1]].append((axes, allowed))
         return early
 

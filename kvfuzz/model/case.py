@@ -85,6 +85,9 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fields: tuple[Field, ...]
     tensors: tuple[TensorView, ...]
     steps: tuple[Step, ...]
+    unused: tuple[Field, ...] = ()
+    """Elements that steps may leave anything in, since nobody reads them: rows of a batch that are
+    no request's. After a run they are taken to hold what they held before."""
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +143,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
 
-class Case(Program, frozen=True, forbid_unknown_fields=True, tag="tokens"):
+class Case(Program, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tokens"):
     """The whole test input of one op on one layer."""
 
     scene: Scene

@@ -34,13 +34,15 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """An op's own buffers, fields and views, its step, and the steps that follow."""
+    """An op's own buffers, fields and views, its step, the steps that follow, and what they may
+    leave anything in."""
 
     buffers: tuple[Buffer, ...]
     fields: tuple[Field, ...]
     tensors: tuple[TensorView, ...]
     step: Step
     following: tuple[Step, ...] = ()
+    unused: tuple[Field, ...] = ()
 
 
 def integers(name: str, values: tuple[int, ...], dtype: str) -> Buffer:

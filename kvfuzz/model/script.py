@@ -69,7 +69,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fill_seed: int = 0
 
 
-class ScriptCase(Program, frozen=True, forbid_unknown_fields=True, tag="script"):
+class ScriptCase(Program, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="script"):
     """A script, lowered: the steps of each action, one for each layer that it concerns."""
 
     script: Script

@@ -36,7 +36,7 @@ def attention(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
     found: list[tuple[Tensor, Bounded]] = []
     for number, length in enumerate(lengths.tolist()):
         rows = torch.arange(int(starts[number]), int(starts[number + 1]), device=memory.device)
-        if len(rows):
+        if len(rows) and length:
             found.append((rows, _sequence(memory, step, number, length, rows, how, numerics)))
     rows = torch.cat([each for each, _ in found])
     within = Bounded(*(torch.cat(each) for each in zip(*(one for _, one in found), strict=True)))

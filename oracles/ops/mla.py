@@ -28,9 +28,10 @@ def mla_decode(memory: Memory, step: Step, precision: Precision) -> list[Stored]
     model = DTYPES[memory.case.bound_field(step, "query").dtype]
     numerics = Numerics(precision, model, cache.is_quantised)
     scale = _scale(memory, step) if cache.is_quantised else 1.0
+    sequences = sequences[lengths > 0]
     found = [
-        _sequence(memory, step, number, length, scale, how, numerics)
-        for number, length in enumerate(lengths.tolist())
+        _sequence(memory, step, number, int(lengths[number]), scale, how, numerics)
+        for number in sequences.tolist()
     ]
     outputs, lses = zip(*found, strict=True)
     heads = memory.case.bound_field(step, "query").extents["head"]

@@ -58,6 +58,7 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"query": "quantised", "phase": "mixed"}, "weights of fp8, as large as queries ask"),
     Boundary({"shared_by": "3", "phase": "mixed"}, "layers that share a target, one after another"),
     Boundary({"idle": "some"}, "a padded request: no tokens at all"),
+    Boundary({"idle": "some", "phase": "decode", "table": "wide"}, "its stale table entries"),
     Boundary({"row_count": "more", "metadata": "wider"}, "a batch padded to a captured size"),
     Boundary({"reach": "past_2g_elements"}, "32-bit offsets of blocks"),
     Boundary({"head_size": "80"}, "heads that are no power of two"),
@@ -69,12 +70,9 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
     layer = drawn_layer(choices, row)
     page, element = layer.geometry, itemsize(layer.cache_dtype)
     index, count = layer_of_several(choices, row)
-    is_idle = row["idle"] == "some"
-    total = int(row["sequences"])
-    drawn = total if not is_idle else total - 1 if row["block_ids"] not in FAR_APART else 2
     occupied = occupancy(
         choices,
-        {**row, "sequences": str(drawn), "padding": "none"},
+        {**row, "sequences": str(busy(row)), "padding": "none"},
         page,
         layers=count,
         side_bytes=page.block_size * page.num_kv_heads * page.head_size * element,
@@ -85,9 +83,7 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
     )
     sequences = _with_queries(choices, row, op, occupied.batch.sequences)
     longest = max(each.start + each.length for each in sequences)
-    if is_idle:
-        # Engines pad a batch of requests at its end.
-        sequences = (*sequences, Sequence((), 0, 0))
+    sequences += idle(row)
     k_scale, v_scale = _scales(choices, row)
     gapped = row["rows"] == "gapped"
     return AttentionScene(
@@ -113,6 +109,18 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
         spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
         fill_seed=fill_seed(choices),
     )
+
+
+def busy(row: Row) -> int:
+    """The sequences that have tokens."""
+    if row["idle"] == "none":
+        return int(row["sequences"])
+    return int(row["sequences"]) - 1 if row["block_ids"] not in FAR_APART else 2
+
+
+def idle(row: Row) -> tuple[Sequence, ...]:
+    """Those that have none: engines pad a batch of requests at its end."""
+    return (Sequence((), 0, 0),) if row["idle"] == "some" else ()
 
 
 def _least(row: Row) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from kvfuzz.model.plan import Batch
 from kvfuzz.strategies.batches import occupancy
 from kvfuzz.strategies.boundary import Boundary
 from kvfuzz.strategies.choices import Choices, chance, fill_seed, number, pick
-from kvfuzz.strategies.ops.attention import CAPS, MOST_SPARE, USUAL
+from kvfuzz.strategies.ops.attention import CAPS, MOST_SPARE, USUAL, busy, idle
 from kvfuzz.strategies.ops.latent import MOST_LAYERS, given_scale, padding
 from kvfuzz.strategies.rows import Row
 
@@ -39,6 +39,7 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"rows": "gapped", "sequences": "2"}, "queries as a slice of something wider"),
     Boundary({"numbers": "exact", "table": "wide"}, "one wrong token among many shows"),
     Boundary({"softcap": "some"}, "capped scores"),
+    Boundary({"idle": "some", "table": "wide"}, "a padded request, whose table row is stale"),
     Boundary({"lse_dtype": "model"}, "a log-sum-exp of few bits"),
 )
 
@@ -46,7 +47,7 @@ BOUNDARIES: tuple[Boundary, ...] = (
 def drawn_scene(choices: Choices, row: Row) -> MlaScene:
     """The scene of `row`; what the row leaves open is drawn."""
     layers = number(choices, 2, MOST_LAYERS) if row["nesting"] == "block_first" else 1
-    shaped = {**row, "page_form": "mla", "padding": "none"}
+    shaped = {**row, "page_form": "mla", "padding": "none", "sequences": str(busy(row))}
     alone = MlaScene(
         num_blocks=1,
         block_size=int(row["block_size"]),
@@ -80,8 +81,12 @@ def drawn_scene(choices: Choices, row: Row) -> MlaScene:
         num_blocks=occupied.num_blocks,
         batch=replace(
             occupied.batch,
-            sequences=tuple(
-                replace(each, start=each.length - 1, length=1) for each in occupied.batch.sequences
+            sequences=(
+                *(
+                    replace(each, start=each.length - 1, length=1)
+                    for each in occupied.batch.sequences
+                ),
+                *idle(row),
             ),
         ),
         softmax_scale=_softmax_scale(choices, width),

@@ -15,6 +15,7 @@ from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.held import Held, held
 from kvfuzz.model.target import Quantise
 from kvfuzz.oracles import image
+from kvfuzz.oracles.liveness import near_elements
 from kvfuzz.oracles.observation import Run
 
 PLAIN = Manner()
@@ -70,6 +71,7 @@ def execute(
             else image_after(buffer, held(case, name), before[name])
             for name, buffer in buffers.items()
         }
+        _forget(case, before, after, seen.written)
         sizes = {buffer.name: buffer.nbytes for buffer in case.buffers}
         guards = {name: broken_guard(lane.guard(name), nbytes) for name, nbytes in sizes.items()}
         broken = {name: at for name, at in guards.items() if at is not None}
@@ -101,6 +103,22 @@ def execute(
         unsupported=unsupported,
     )
     return run, seen
+
+
+def _forget(
+    case: Program,
+    before: Mapping[str, Tensor],
+    after: dict[str, Tensor],
+    written: Mapping[str, Tensor] | None,
+) -> None:
+    """Put back what unused elements held, and say that they were not written."""
+    for field in case.unused:
+        name, elements = field.buffer, near_elements(case, field, before[field.buffer].device)
+        at = image.element_bytes(elements, field.dtype)
+        if after[name] is not before[name]:
+            after[name][at] = before[name][at]
+        if written is not None and name in written:
+            written[name][at] = False
 
 
 def image_of(buffer: Tensor, kept: Held) -> Tensor:

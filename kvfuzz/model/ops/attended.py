@@ -15,10 +15,11 @@ from typing import NamedTuple
 from kvfuzz.model.batch_metadata import gathered
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_ONE, ChoiceFill, Fill, FloatFill
+from kvfuzz.model.layout import Field
 from kvfuzz.model.ops import metadata
 from kvfuzz.model.ops.activations import Gaps, rows_of_heads
 from kvfuzz.model.ops.metadata import Metadata, stale
-from kvfuzz.model.plan import Batch
+from kvfuzz.model.plan import Batch, Sequence
 from kvfuzz.model.vocabulary import Levels
 
 ATTENTION_VALUES: Levels = ("spread", "exact", "low")
@@ -37,6 +38,21 @@ LOW = 20.0
 """About what a low score is below zero."""
 MOST_V = 8
 """The largest integer of an exact V: every format here has all up to it."""
+
+
+def is_idle(sequence: Sequence) -> bool:
+    """Whether a sequence has no tokens: a request that pads a batch."""
+    return sequence.start + sequence.length == 0
+
+
+def idle_rows(batch: Batch, results: Iterable[Metadata]) -> tuple[Field, ...]:
+    """The rows of `results` of a decode that belong to idle sequences, a field each."""
+    return tuple(
+        metadata.rows_from(each.field, row, 1)
+        for row, sequence in enumerate(batch.sequences)
+        if is_idle(sequence)
+        for each in results
+    )
 
 
 def softmax_scale(scalars: Mapping[str, int | str]) -> float:

@@ -3,6 +3,7 @@
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Program
 from kvfuzz.model.ops.attended import ATTENTION_VALUES, numbers_of
+from kvfuzz.model.rules import Rule
 from kvfuzz.model.vocabulary import Levels
 
 SOME: Levels = ("none", "some")
@@ -23,6 +24,10 @@ def _rows(case: Program) -> str:
     return "gapped" if view.strides[0] > view.shape[1] * view.strides[1] else "dense"
 
 
+def _idle(case: Program) -> str:
+    return SOME[0 in case.integers(case.steps[0], "seq_lens")]
+
+
 def _numbers(case: Program) -> str:
     return numbers_of(case.buffer(case.bound_buffer(case.steps[0], "query")).fill)
 
@@ -30,4 +35,16 @@ def _numbers(case: Program) -> str:
 SOFTCAP = Axis("softcap", SOME, _softcap)
 METADATA = Axis("metadata", ("exact", "wider"), _metadata)
 ROWS = Axis("rows", ("dense", "gapped"), _rows)
+IDLE = Axis("idle", SOME, _idle)
 NUMBERS = Axis("numbers", ATTENTION_VALUES, _numbers)
+
+IDLE_RULES: tuple[Rule, ...] = (
+    # An idle sequence is one more than those that the others need.
+    Rule(("idle", "sequences"), lambda idle, count: idle == "none" or count != "1"),
+    Rule(
+        ("block_ids", "idle", "sequences"),
+        lambda ids, idle, count: (
+            idle == "none" or count == "3" or ids not in ("split_4", "split_12")
+        ),
+    ),
+)

@@ -11,7 +11,8 @@ without a sink the denominator has the sum alone. `queries_per_kv` neighbouring 
 head of the cache. An element of a quantised cache stands for code * scale, and so does one of a
 quantised query, which is of the format of the cache.
 
-    paged_attention     one query token a sequence: decode
+    paged_attention     one query token a sequence: decode; of a sequence without tokens, which pads
+                        a batch, the output may become anything
     unified_attention   any number of query tokens a sequence, none included
     shared_kv_attention the same, through engine's layers that have no K and V of their own (key and
                         value are None) and attend over their target layer's cache: a step each
@@ -31,7 +32,7 @@ from kvfuzz.model.layer_scene import (
     check_counts,
     check_many_scales,
 )
-from kvfuzz.model.ops.attended import ATTENTION_VALUES
+from kvfuzz.model.ops.attended import ATTENTION_VALUES, is_idle
 from kvfuzz.model.plan import require
 from kvfuzz.model.vocabulary import Levels
 
@@ -75,6 +76,12 @@ class AttentionScene(LayerScene, frozen=True, forbid_unknown_fields=True, tag="a
         return self.queries_per_kv * self.attention.geometry.num_kv_heads
 
     @property
+    def num_rows(self) -> int:
+        """Rows of queries: in a decode one for each sequence, be it idle or not."""
+        sequences = self.batch.sequences
+        return len(sequences) if self.op == PAGED else self.batch.num_tokens
+
+    @property
     def query_dtype(self) -> str:
         """The format of queries."""
         return self.attention.cache_dtype if self.query_quantised else self.model_dtype
@@ -103,9 +110,10 @@ def check(scene: AttentionScene) -> None:
         or not DTYPES[scene.attention.cache_dtype].is_integer,
         f"cache_dtype={scene.attention.cache_dtype}, expected a scale for each head of a token",
     )
+    sequences = scene.batch.sequences
     require(
-        scene.op != PAGED or all(each.length == 1 for each in scene.batch.sequences),
-        f"{PAGED} with {[each.length for each in scene.batch.sequences]} query tokens: one each",
+        scene.op != PAGED or all(each.length == 1 or is_idle(each) for each in sequences),
+        f"{PAGED} with {[each.length for each in sequences]} query tokens: one each",
     )
     require(not (scene.sinks and scene.alibi), "sinks with ALiBi, which no model has")
     require(

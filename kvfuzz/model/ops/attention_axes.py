@@ -8,7 +8,15 @@ from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE
 from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
-from kvfuzz.model.ops.attended_axes import METADATA, NUMBERS, ROWS, SOFTCAP, SOME
+from kvfuzz.model.ops.attended_axes import (
+    IDLE,
+    IDLE_RULES,
+    METADATA,
+    NUMBERS,
+    ROWS,
+    SOFTCAP,
+    SOME,
+)
 from kvfuzz.model.ops.attention import ATTENTION_OPS, PAGED, UNIFIED
 from kvfuzz.model.round_trip import runs
 from kvfuzz.model.rules import RULES, Rule
@@ -33,7 +41,7 @@ def query_lens(case: Program) -> list[int]:
     """Query tokens of each sequence."""
     step = case.steps[0]
     if "query_start_loc" not in step.tensors:
-        return [1] * len(runs(case, step))
+        return [min(1, len(run)) for run in runs(case, step)]
     ends = case.integers(step, "query_start_loc")
     return [stop - start for start, stop in itertools.pairwise(ends)]
 
@@ -71,10 +79,6 @@ def _some(parameter: str) -> Axis:
     return Axis(parameter, SOME, lambda case: SOME[parameter in case.steps[0].tensors])
 
 
-def _idle(case: Program) -> str:
-    return SOME[0 in query_lens(case)]
-
-
 def _scale(case: Program) -> str:
     if not DTYPES[layout_facts.key_cache(case).dtype].is_quantised:
         return "none"
@@ -86,7 +90,7 @@ def _scale(case: Program) -> str:
 
 def _row_count(case: Program) -> str:
     rows = case.bound_field(case.steps[0], "query").extents["token"]
-    return "more" if rows > sum(query_lens(case)) else "exact"
+    return "more" if rows > int(case.steps[0].scalars["num_rows"]) else "exact"
 
 
 ATTENTION_AXES: tuple[Axis, ...] = (
@@ -117,7 +121,7 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     Axis("reach", tokens.REACHES, tokens.reach),
     Axis("last_offset", ("edge", "first", "inside"), tokens.last_offset),
     Axis("sequences", ("1", "2", "3"), tokens.sequences),
-    Axis("idle", SOME, _idle, only((PAGED,), "none")),
+    IDLE,
     Axis("table", ("tight", "wide"), tokens.table),
     Axis("row_count", ("exact", "more"), _row_count),
     METADATA,
@@ -161,16 +165,10 @@ ATTENTION_RULES: tuple[Rule, ...] = (
         lambda phase, used, size, last: phase == "decode" or used != "1" or _tokens(size, last) > 2,
     ),
     Rule(("window", "blocks_used"), lambda window, used: window != "cuts" or used != "1"),
-    # An idle sequence is one more than those that a phase, or a pattern of ids, needs.
-    Rule(("idle", "sequences"), lambda idle, count: idle == "none" or count != "1"),
-    *(
-        Rule(
-            (axis, "idle", "sequences"),
-            lambda level, idle, count: (
-                idle == "none" or count == "3" or level not in ("mixed", "split_4", "split_12")
-            ),
-        )
-        for axis in ("phase", "block_ids")
+    *IDLE_RULES,
+    Rule(
+        ("phase", "idle", "sequences"),
+        lambda phase, idle, count: idle == "none" or count == "3" or phase != "mixed",
     ),
     # Every token of a prompt is a query, so that blocks of hundreds make a case of seconds.
     Rule(

@@ -34,7 +34,8 @@ def lower(scene: AttentionScene) -> Program:
     """The program of `scene`. Raises UsageError where the scene is impossible."""
     check(scene)
     made = parts(scene)
-    return Program(made.buffers, made.fields, made.tensors, (made.step, *made.following))
+    steps = (made.step, *made.following)
+    return Program(made.buffers, made.fields, made.tensors, steps, made.unused)
 
 
 def simpler(scene: AttentionScene) -> Steps[AttentionScene]:

@@ -14,6 +14,7 @@ from kvfuzz.model.ops.attended import (
     Rows,
     cache_fill,
     ends_of,
+    idle_rows,
     query_fill,
     seen_of,
 )
@@ -68,6 +69,7 @@ def parts(scene: AttentionScene) -> Parts:
         (*cache.views, *(each.view for each in scales), *(each.view for each in own)),
         steps[0],
         tuple(steps[1:]),
+        idle_rows(scene.batch, [output for _, output in rows]) if scene.op == PAGED else (),
     )
 
 
@@ -80,7 +82,7 @@ def _scalars(scene: AttentionScene, number: int) -> dict[str, int | str]:
         "scale_bits": scene.softmax_scale,
         "window": scene.window,
         "cap": scene.softcap,
-        "num_rows": scene.batch.num_tokens,
+        "num_rows": scene.num_rows,
         "max_query_len": max(lengths),
         "max_seq_len": max(ends) + more,
         "kv_cache_layout": SPELT[scene.attention.order],
@@ -107,7 +109,7 @@ def _cache_fill(scene: AttentionScene, field: Field, scale: int) -> Fill:
 def _rows_of(scene: AttentionScene, number: int) -> tuple[Metadata, Metadata]:
     """Query and output of the first layer that attends, or of another one of several."""
     geometry, seed = scene.attention.geometry, scene.fill_seed
-    count = scene.batch.num_tokens + scene.spare_rows
+    count = scene.num_rows + scene.spare_rows
     shape = (count, scene.num_query_heads, scene.row_gap)
     factor = geometry.head_size * DTYPES["fp32"].decode(scene.softmax_scale)
     scale = scene.q_scale if scene.query_quantised else FP32_ONE

@@ -7,6 +7,8 @@ it is what may matter. A vector is counted along `token`, the columns of a table
 
 from typing import NamedTuple
 
+import msgspec
+
 from kvfuzz.model.case import Buffer, TensorView
 from kvfuzz.model.dtypes import itemsize
 from kvfuzz.model.fill import IntegerFill, word
@@ -45,6 +47,12 @@ def table(
         Field(name, name, dtype, 0, terms, extents),
         TensorView(name, name, dtype, (height, width or columns), (size * columns, size)),
     )
+
+
+def rows_from(field: Field, first: int, count: int) -> Field:
+    """`count` rows of a field, from row `first` on, as a field of the same name."""
+    base = field.byte(dict.fromkeys(field.extents, 0) | {"token": first})
+    return msgspec.structs.replace(field, base=base, extents=field.extents | {"token": count})
 
 
 def stale(seed: int, name: str, count: int, below: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ import msgspec
 from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.ops import latent
-from kvfuzz.model.ops.attended import ATTENTION_VALUES
+from kvfuzz.model.ops.attended import ATTENTION_VALUES, is_idle
 from kvfuzz.model.ops.latent import LatentScene
 from kvfuzz.model.ops.latent_axes import GATHER_MLA
 from kvfuzz.model.plan import MOST_ROWS, Batch, require
@@ -45,7 +45,8 @@ class MlaScene(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="mla
     model_dtype: str
     """That of queries and of the output."""
     batch: Batch
-    """Of each sequence one token, its last, is a query."""
+    """Of each sequence one token, its last, is a query; of one without tokens, which pads a batch,
+    results may become anything."""
     layers: int = 1
     layer: int = 0
     page_padding: int = 0
@@ -122,7 +123,7 @@ def check(scene: MlaScene) -> None:
         f"lse_dtype={scene.lse_dtype!r}, expected fp32 or {scene.model_dtype}",
     )
     require(
-        all(each.length == 1 for each in scene.batch.sequences),
+        all(each.length == 1 or is_idle(each) for each in scene.batch.sequences),
         f"{MLA_OP} with {[each.length for each in scene.batch.sequences]} query tokens: one each",
     )
     require(not scene.batch.padding, "padding rows are those of a write")

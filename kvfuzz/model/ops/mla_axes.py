@@ -4,7 +4,7 @@ from kvfuzz.model import tokens
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES, FLOATS
-from kvfuzz.model.ops.attended_axes import METADATA, NUMBERS, ROWS, SOFTCAP
+from kvfuzz.model.ops.attended_axes import IDLE, IDLE_RULES, METADATA, NUMBERS, ROWS, SOFTCAP
 from kvfuzz.model.ops.latent_axes import (
     LATENT_SIZES,
     MODEL_DTYPES,
@@ -94,6 +94,7 @@ MLA_AXES: tuple[Axis, ...] = (
     METADATA,
     ROWS,
     NUMBERS,
+    IDLE,
 )
 
 _AXES = {axis.name for axis in MLA_AXES}
@@ -114,6 +115,7 @@ MLA_RULES: tuple[Rule, ...] = (
         ("block_ids", "sequences"),
         lambda ids, sequences: ids not in ("split_4", "split_12") or sequences != "1",
     ),
+    *IDLE_RULES,
     # Sums are exact where weights are one or zero, and scales powers of two.
     Rule(("softcap", "numbers"), lambda cap, numbers: numbers != "exact" or cap == "none"),
     Rule(("scale", "numbers"), lambda scale, numbers: numbers != "exact" or scale != "general"),

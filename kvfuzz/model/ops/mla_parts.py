@@ -11,7 +11,7 @@ from kvfuzz.model.case import Buffer, Step, TensorView
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import ByteFill, Fill
 from kvfuzz.model.layout import Field, Term
-from kvfuzz.model.ops.attended import Rows, cache_fill, query_fill, seen_of
+from kvfuzz.model.ops.attended import Rows, cache_fill, idle_rows, query_fill, seen_of
 from kvfuzz.model.ops.latent import page_fields
 from kvfuzz.model.ops.latent_parts import (
     cache_buffer,
@@ -37,8 +37,11 @@ def parts(scene: MlaScene) -> Parts:
         msgspec.structs.replace(field, fill=_fill(scene, field))
         for field in page_fields(pages, scene.layer)
     )
+    longest = max(each.start + each.length for each in scene.batch.sequences)
+    query, *results = _rows(scene)
     tensors = (
-        *_rows(scene),
+        query,
+        *results,
         *seen_of(scene.batch, scene.num_blocks, scene.fill_seed, scene.spare_entries),
         given_scale("k_scale", scene.scale),
     )
@@ -54,11 +57,12 @@ def parts(scene: MlaScene) -> Parts:
             {
                 "scale_bits": scene.softmax_scale,
                 "cap": scene.softcap,
-                "max_seq_len": max(each.start + 1 for each in scene.batch.sequences) + scene.margin,
+                "max_seq_len": longest + scene.margin,
                 "cache_dtype": scene.cache_dtype,
                 "kv_cache_dtype": kv_cache_dtype(pages),
             },
         ),
+        unused=idle_rows(scene.batch, results),
     )
 
 

@@ -4,7 +4,7 @@ from kvfuzz.model.case import Program
 from kvfuzz.model.ops.table import OpScene, family_of
 
 
-class OpCase(Program, frozen=True, forbid_unknown_fields=True, tag="op"):
+class OpCase(Program, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="op"):
     """The whole test input of one op that is about other things than K and V pages."""
 
     scene: OpScene
@@ -25,5 +25,6 @@ def lower_op(scene: OpScene) -> OpCase:
         fields=parts.fields,
         tensors=parts.tensors,
         steps=(parts.step, *parts.following),
+        unused=parts.unused,
         scene=scene,
     )
