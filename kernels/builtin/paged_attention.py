@@ -21,14 +21,6 @@ import torch
 import triton
 import triton.language as tl
 
-QUANTISED = (
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-    torch.int8,
-)
-
 SIZES = (
     "block_table_stride", "query_row_stride", "query_head_stride", "query_dim_stride",
     "k_block_stride", "k_token_stride", "k_head_stride", "k_chunk_stride", "k_dim_stride",
@@ -321,7 +313,7 @@ def paged_attention(
         PADDED_HEAD_SIZE=padded,
         TILE=TILE,
         PARTS=PARTS,
-        DEQUANT=key_cache.dtype in QUANTISED,
+        DEQUANT=key_cache.element_size() == 1,
     )
     merge_parts_kernel[counts[:2]](
         weighted,

@@ -199,9 +199,8 @@ def shared_kv_attention_kernel(
         weighted = weighted * shrink[:, None] + tl.dot(weights, v, input_precision="ieee")
         largest = new_largest
 
-    result = weighted / tl.where(is_query, total, 1.0)[:, None]
+    result = (weighted / tl.where(is_query, total, 1.0)[:, None]).to(output_ptr.dtype.element_ty)
     at = row * output_row_stride + head * output_head_stride + dim[None, :] * output_dim_stride
-    result = result.to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + at, result, mask=is_query[:, None] & inside_v)
 
 
@@ -281,15 +280,15 @@ def shared_kv_attention(
     if max_query_len == 0:
         return
     padded = max(16, triton.next_power_of_2(max(sizes)))
-    rows = (len(seq_lens), max_seq_len, num_kv_heads)
+    batch, count = (query_start_loc, seq_lens), len(seq_lens)
+    rows = (count, max_seq_len, num_kv_heads)
     workspace = [query.new_empty((*rows, size), dtype=torch.float32) for size in sizes]
-    gather_kernel[(triton.cdiv(max_seq_len, TILE_K), num_kv_heads, len(seq_lens))](
+    gather_kernel[(triton.cdiv(max_seq_len, TILE_K), num_kv_heads, count)](
         key_cache,
         value_cache,
         *workspace,
         block_table,
-        query_start_loc,
-        seq_lens,
+        *batch,
         k_scale,
         v_scale,
         block_table.stride(0),
@@ -307,17 +306,14 @@ def shared_kv_attention(
         TILE_K=TILE_K,
         DEQUANT=key_cache.element_size() == 1,
     )
-    tiles = triton.cdiv(max_query_len, TILE_Q)
-    shared_kv_attention_kernel[(tiles, num_query_heads, len(seq_lens))](
+    given = (q_scale, sinks, alibi_slopes)
+    shared_kv_attention_kernel[(triton.cdiv(max_query_len, TILE_Q), num_query_heads, count)](
         query,
         output,
         *workspace,
-        query_start_loc,
-        seq_lens,
-        # Where there is none of the following some pointer stands for it: it is not read.
-        k_scale if q_scale is None else q_scale,
-        k_scale if sinks is None else sinks,
-        k_scale if alibi_slopes is None else alibi_slopes,
+        *batch,
+        # Where there is none of these some pointer stands for it: it is not read.
+        *(k_scale if each is None else each for each in given),
         softmax_scale,
         softcap,
         *query.stride(),
@@ -327,9 +323,7 @@ def shared_kv_attention(
         num_query_heads // num_kv_heads,
         max_seq_len,
         window,
-        int(q_scale is not None),
-        int(sinks is not None),
-        int(alibi_slopes is not None),
+        *(int(each is not None) for each in given),
         PADDED_HEAD_SIZE=padded,
         TILE_Q=TILE_Q,
         TILE_K=TILE_K,

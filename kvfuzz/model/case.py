@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from kvfuzz.errors import UsageError
-from kvfuzz.model.dtypes import DTYPES, INTEGER_SIZES, itemsize
+from kvfuzz.model.dtypes import DTYPES, FLOATS, INTEGER_SIZES, itemsize
 from kvfuzz.model.fill import (
     LARGE,
     SPREAD,
@@ -169,8 +169,8 @@ def _check_buffer_fill(buffer: Buffer) -> None:
     )
     if isinstance(buffer.fill, FloatFill):
         _require(
-            buffer.fill.dtype in DTYPES and not DTYPES[buffer.fill.dtype].is_quantised,
-            f"{where}: dtype={buffer.fill.dtype!r}, expected fp32, bf16 or fp16",
+            buffer.fill.dtype in FLOATS,
+            f"{where}: dtype={buffer.fill.dtype!r}, expected one of {', '.join(FLOATS)}",
         )
     _check_fill(buffer.fill, f"buffer {buffer.name}")
 

@@ -36,8 +36,10 @@ def attention(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
     found: list[tuple[Tensor, Bounded]] = []
     for number, length in enumerate(lengths.tolist()):
         rows = torch.arange(int(starts[number]), int(starts[number + 1]), device=memory.device)
+        # A kernel may look at the query of an idle request, of which nothing comes.
+        query = _queries(memory, step, rows)
         if len(rows) and length:
-            found.append((rows, _sequence(memory, step, number, length, rows, how, numerics)))
+            found.append((rows, _sequence(memory, step, number, length, query, how, numerics)))
     rows = torch.cat([each for each, _ in found])
     within = Bounded(*(torch.cat(each) for each in zip(*(one for _, one in found), strict=True)))
     output = memory.case.bound_field(step, "output").extents
@@ -82,16 +84,15 @@ def _sequence(
     step: Step,
     number: int,
     length: int,
-    rows: Tensor,
+    query: Tensor,
     how: Scoring,
     numerics: Numerics,
 ) -> Bounded:
     """The output rows of one sequence `[T, Hq, Dv]`."""
-    query = _queries(memory, step, rows)
-    positions = torch.arange(length - len(rows), length, device=memory.device)
+    positions = torch.arange(length - len(query), length, device=memory.device)
     window = int(step.scalars["window"]) or length
     # The first query sees the earliest tokens.
-    first = max(0, length - len(rows) + 1 - window)
+    first = max(0, length - len(query) + 1 - window)
     tokens = torch.arange(first, length, device=memory.device)
     (keys, _), (values, v_scales) = (
         _elements(memory, step, number, tokens, cache, scale) for cache, scale in SIDES
@@ -111,7 +112,7 @@ def _queries(memory: Memory, step: Step, rows: Tensor) -> Tensor:
     found = decode(memory.read(step, "query", **at), DTYPES[field.dtype]).double()
     if "q_scale" not in step.fields:
         return found
-    codes = memory.read(step, "q_scale", head=torch.zeros_like(rows[:1]))
+    codes = memory.read(step, "q_scale", head=torch.zeros(1, dtype=torch.int64, device=rows.device))
     return found * decode(codes, DTYPES["fp32"]).double()
 
 

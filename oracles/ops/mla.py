@@ -28,9 +28,11 @@ def mla_decode(memory: Memory, step: Step, precision: Precision) -> list[Stored]
     model = DTYPES[memory.case.bound_field(step, "query").dtype]
     numerics = Numerics(precision, model, cache.is_quantised)
     scale = _scale(memory, step) if cache.is_quantised else 1.0
+    # A kernel may look at the query of an idle request, of which nothing comes.
+    asked = _queries(memory, step, sequences)
     sequences = sequences[lengths > 0]
     found = [
-        _sequence(memory, step, number, int(lengths[number]), scale, how, numerics)
+        _sequence(memory, step, number, int(lengths[number]), asked[number], scale, how, numerics)
         for number in sequences.tolist()
     ]
     outputs, lses = zip(*found, strict=True)
@@ -55,25 +57,31 @@ def _scale(memory: Memory, step: Step) -> float:
     return float(decode(memory.read(step, "k_scale", token=at), DTYPES["fp32"]))
 
 
+def _queries(memory: Memory, step: Step, rows: Tensor) -> Tensor:
+    """Queries in fp64, `[rows, heads, dims]`."""
+    field = memory.case.bound_field(step, "query")
+    codes = memory.read(
+        step,
+        "query",
+        token=rows[:, None, None],
+        head=torch.arange(field.extents["head"], device=rows.device)[:, None],
+        dim=torch.arange(field.extents["dim"], device=rows.device),
+    )
+    return decode(codes, DTYPES[field.dtype]).double()
+
+
 def _sequence(
     memory: Memory,
     step: Step,
     number: int,
     length: int,
+    asked: Tensor,
     scale: float,
     how: Scoring,
     numerics: Numerics,
 ) -> Attended:
-    """The output `[1, Hq, R]` and the lse `[1, Hq]` of one sequence."""
-    device, query = memory.device, memory.case.bound_field(step, "query").extents
-    codes = memory.read(
-        step,
-        "query",
-        token=torch.full((1, 1, 1), number, device=device),
-        head=torch.arange(query["head"], device=device)[:, None],
-        dim=torch.arange(query["dim"], device=device),
-    )
-    tokens = torch.arange(length, device=device)
+    """The output `[1, Hq, R]` and the lse `[1, Hq]` of one sequence, whose query is `[Hq, D]`."""
+    tokens = torch.arange(length, device=memory.device)
     latent, rope = (
         _elements(memory, step, number, tokens, part) * scale
         for part in ("cached_latent", "cached_rope")
@@ -81,8 +89,7 @@ def _sequence(
     keys = torch.cat([latent, rope], dim=-1)
     distance = (length - 1 - tokens)[None, :]
     seen = torch.ones_like(distance, dtype=torch.bool)
-    asked = decode(codes, numerics.model).double()
-    return attend(asked, keys, latent, distance.double(), seen, how, numerics)
+    return attend(asked[None], keys, latent, distance.double(), seen, how, numerics)
 
 
 def _elements(memory: Memory, step: Step, number: int, tokens: Tensor, part: str) -> Tensor:

@@ -36,18 +36,18 @@ def memory_of(case):
     }
 
 
-def element(case, images, parameter, **coordinate):
+def element(case, step, images, parameter, **coordinate):
     """One element, by its formula, as a Python number."""
-    field = case.bound_field(case.steps[0], parameter)
+    field = case.bound_field(step, parameter)
     byte = field.byte({axis: coordinate[axis] for axis in field.extents})
     size = DTYPES[field.dtype].itemsize
     code = int.from_bytes(bytes(images[field.buffer][byte : byte + size].tolist()), "little")
     return DTYPES[field.dtype].decode(code)
 
 
-def attention_by_hand(case, images, sequence, row, head):
+def attention_by_hand(case, step, images, sequence, row, head):
     """The first element of one output, token by token, in Python's floats."""
-    scene, step = case.scene, case.steps[0]
+    scene = case.scene
     run, n = scene.batch.sequences[sequence], scene.attention.geometry.block_size
     position, kv_head = run.start + row, head // scene.queries_per_kv
     first = sum(each.length for each in scene.batch.sequences[:sequence])
@@ -59,21 +59,23 @@ def attention_by_hand(case, images, sequence, row, head):
         at = {"block": run.block_ids[token // n], "token": token % n, "head": kv_head}
         scales = [1.0, 1.0]
         if DTYPES[scene.attention.cache_dtype].is_quantised:
-            scales = [element(case, images, name, **at) for name in ("k_scale", "v_scale")]
+            scales = [element(case, step, images, name, **at) for name in ("k_scale", "v_scale")]
         score = sum(
-            element(case, images, "query", token=first + row, head=head, dim=dim)
-            * element(case, images, "key_cache", **at, dim=dim)
+            element(case, step, images, "query", token=first + row, head=head, dim=dim)
+            * element(case, step, images, "key_cache", **at, dim=dim)
             for dim in range(scene.attention.geometry.head_size)
         )
+        if "q_scale" in step.fields:
+            score *= element(case, step, images, "q_scale", head=0)
         score *= scales[0] * scale
         if scene.softcap:
             score = scene.softcap * math.tanh(score / scene.softcap)
         if scene.alibi:
-            score += element(case, images, "alibi_slopes", head=head) * (token - position)
+            score += element(case, step, images, "alibi_slopes", head=head) * (token - position)
         scores.append(score)
-        values.append(element(case, images, "value_cache", **at, dim=0) * scales[1])
+        values.append(element(case, step, images, "value_cache", **at, dim=0) * scales[1])
     if "sinks" in step.fields:
-        scores.append(element(case, images, "sinks", head=head))
+        scores.append(element(case, step, images, "sinks", head=head))
         values.append(0.0)
     largest = max(scores)
     weights = [math.exp(score - largest) for score in scores]
@@ -83,18 +85,21 @@ def attention_by_hand(case, images, sequence, row, head):
 @pytest.mark.parametrize("op", ATTENTION_OPS)
 def test_the_reference_is_what_the_formula_says(op):
     seen = set()
-    for case in (*cases(op, 6), *cases(op, 2, alibi_slopes=("some",))):
+    quantised = cases(op, 3, query=("quantised",))
+    for case in (*cases(op, 6), *cases(op, 2, alibi_slopes=("some",)), *quantised):
         images = memory_of(case)
-        (stored,) = expect(case, images, Quantise(), EXACT).stored
-        row = 0
-        for number, run in enumerate(case.scene.batch.sequences):
-            for index in {0, run.length - 1} if run.length else ():
-                for head in {0, case.scene.num_query_heads - 1}:
-                    found = float(stored.within.value[row + index, head, 0])
-                    wanted = attention_by_hand(case, images, number, index, head)
-                    assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-            row += run.length
-        assert row == len(stored.within.value)
+        every = expect(case, images, Quantise(), EXACT).stored
+        assert len(every) == len(case.steps)
+        for step, stored in zip(case.steps, every, strict=True):
+            row = 0
+            for number, run in enumerate(case.scene.batch.sequences):
+                for index in {0, run.length - 1} if run.length else ():
+                    for head in {0, case.scene.num_query_heads - 1}:
+                        found = float(stored.within.value[row + index, head, 0])
+                        wanted = attention_by_hand(case, step, images, number, index, head)
+                        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+                row += run.length
+            assert row == len(stored.within.value)
         seen |= {each for each, level in facts(case).items() if level in ("some", "cuts")}
     assert {"window", "alibi_slopes"} <= seen
 
