@@ -61,8 +61,10 @@ def bind(function: Callable[..., object], op: str) -> Call:
     def call(tensors: Tensors, scalars: Scalars) -> None:
         positional: list[Any] = []
         named: dict[str, Any] = {}
+        absent = {each for each in contract.optional if each not in {*tensors, *scalars}}
+        absent -= contract.derived.keys()
         for parameter, name in plan:
-            if name in contract.optional and name not in tensors and name not in scalars:
+            if name in absent:
                 continue  # the parameter has a default
             value = contract.value(name, tensors, scalars)
             if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -70,7 +72,8 @@ def bind(function: Callable[..., object], op: str) -> Call:
             else:
                 named[parameter.name] = value
         for name in forwarded:
-            named[name] = contract.value(name, tensors, scalars)
+            if name not in absent:
+                named[name] = contract.value(name, tensors, scalars)
         function(*positional, **named)
 
     return call

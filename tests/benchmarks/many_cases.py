@@ -1,6 +1,6 @@
 """Very many cases of kernels that should be clean, on all cores: whoever cries wolf does so here.
 
-    python tests/benchmarks/many_cases.py [--cases N] [--jobs N] [--seed N] [TARGET[@RELEASE] ...]
+    python tests/benchmarks/many_cases.py [--cases N] [--where AXIS=LEVEL,...] [TARGET[@RELEASE] ...]
 
 Without targets, each of our own kernels. Prints JSON, one record a target: its cases, seconds of
 all campaigns together, findings with the first words of each, hazards, what was never checked.
@@ -20,6 +20,7 @@ from upstream_bugs import tree
 
 from kvfuzz.engine.campaign import Campaign, Options
 from kvfuzz.kernels.catalogue import SHIPPED
+from kvfuzz.model.axes import parse_where
 from kvfuzz.model.events import Event, Found, Summary
 from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.target import DEFAULT_LANE, LANES, TargetSpec
@@ -35,6 +36,7 @@ class Job(NamedTuple):
     cases: int
     random_seed: int
     lane: str
+    where: str
 
 
 def ours() -> list[str]:
@@ -62,6 +64,7 @@ def run(job: Job) -> dict[str, Any]:
             reduce_s=5.0,
             extent_s=0.0,
             lane=job.lane,
+            where=parse_where(job.where),
         )
         Campaign(options, events.append).run()
     (summary,) = [event for event in events if isinstance(event, Summary)]
@@ -102,10 +105,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--lane", choices=LANES, default=DEFAULT_LANE)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--where", default="", help="as of kvfuzz run, for every target")
     arguments = parser.parse_args()
     shards = max(1, arguments.cases // SHARD)
     jobs = [
-        Job(target, -(-arguments.cases // shards), arguments.seed + shard, arguments.lane)
+        Job(
+            target,
+            -(-arguments.cases // shards),
+            arguments.seed + shard,
+            arguments.lane,
+            arguments.where,
+        )
         for shard in range(shards)
         for target in arguments.targets
     ]

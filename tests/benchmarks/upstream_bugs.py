@@ -25,6 +25,7 @@ GATHER, FLASH = "vllm:cp_mha_gather_cache", "vllm:reshape_and_cache_flash"
 SHUFFLE, SHARED = "vllm:reshape_and_cache_shuffle", "vllm:shared_kv_attention"
 DECODE, PAGED = "vllm:decode_attention", "vllm:paged_attention_2d"
 UNIFIED, MERGE = "vllm:unified_attention", "vllm:merge_attn_states"
+DIFFKV = "vllm:unified_attention_diffkv"
 LOW = "numbers=low,window=cuts,phase=extend,model_dtype=fp16,cache_dtype=fp16,queries_per_kv=1|2"
 DENSE = "nesting=layer_first,page=exact,reach=near"
 
@@ -56,6 +57,7 @@ BUGS = (
     Bug("51031 ranks by kernel blocks, V2", "vllm:slot_mapping_v2", "0.28.0", "0.29.0"),
     Bug("47305 slots behind a sequence", PAGED, "0.24.0", "0.25.0"),
     Bug("low scores of half precision", UNIFIED, "0.24.0", "0.33.0", LOW),
+    Bug("low scores in diffkv", DIFFKV, "0.32.0", "0.33.0", LOW),
     Bug("39148 two empty parts merged", MERGE, "0.24.0", "0.26.0", "empties=both"),
     Bug("42642 strides of the suffix", MERGE, "0.24.0", "0.26.0", "empties=none|prefix|suffix"),
     Bug("55887 a shared cache without key", SHARED, "0.29.0", "0.30.0", "order=hnd"),

@@ -49,6 +49,7 @@ OPS = {
     "3c20b1dcf7e885c7": (["0.18.0"], ["0.19.0"]),  # MLA's values by V's scale
     "65a2e75871d20bac": (["0.24.0"], ["0.25.0"]),  # #47305
     "c0410d4361bca0f9": (["0.24.0"], ["0.33.0"]),  # low scores in half precision
+    "ba4d4d5b250198af": (["0.30.0", "0.32.0"], ["0.33.0"]),  # the same in diffkv
     "566d527934ef383e": (["0.33.0"], []),  # #47305 by descriptors
     "795490f16f15ac44": (["0.24.0"], ["0.33.0"]),  # #39148
     "6a1198f81876443c": (["0.24.0"], []),  # #42642; from 0.26.0 on such strides are refused

@@ -7,6 +7,7 @@ from kvfuzz.errors import Exit
 pytestmark = pytest.mark.thirdparty
 
 UNIFIED, DESCRIPTORS = "vllm:unified_attention", "vllm:unified_attention_descriptors"
+DIFFKV = "vllm:unified_attention_diffkv"
 PAGED, CHUNKED = "vllm:paged_attention_2d", "vllm:chunked_prefill_paged_decode"
 CASES = 20
 CLEAN = [
@@ -22,6 +23,37 @@ def test_a_release_is_clean(campaign, vllm, target, release):
     assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
     assert summary.passed["oracle"] == CASES
     assert summary.facts["blocks_used"]["2+"] >= CASES // 2
+
+
+@pytest.mark.parametrize(
+    ("target", "where"),
+    [
+        (UNIFIED, "query=quantised"),
+        pytest.param(UNIFIED, "granularity=token_head_inline", marks=pytest.mark.nightly),
+        pytest.param(DIFFKV, "value_size=narrower|wider", marks=pytest.mark.nightly),
+        pytest.param(DIFFKV, "query=quantised", marks=pytest.mark.nightly),
+    ],
+)
+def test_what_few_caches_have_is_clean(campaign, vllm, target, where):
+    """Weights held in fp8 are in the bound, which some cases then have none of."""
+    code, _, summary = campaign(target, where=where, sources=vllm("0.33.0"), max_cases=CASES)
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
+    assert summary.passed["oracle"] >= CASES * 3 // 4
+    assert summary.passed["dead_bytes"] == CASES
+
+
+def test_queries_are_quantised_where_a_backend_does_so(vllm):
+    from kvfuzz.kernels.resolve import resolve
+    from kvfuzz.model.target import TargetSpec
+
+    def queries(release, arch):
+        info = resolve(TargetSpec(UNIFIED, vllm(release)), arch=arch).info
+        return set(info.domain.allowed["query"])
+
+    assert queries("0.33.0", "gfx942") == {"model", "quantised"}
+    assert queries("0.33.0", "gfx90a") == {"model"}
+    assert queries("0.30.0", "gfx942") == {"model"}
+    assert queries("0.19.0", "gfx942") == {"model"}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +78,15 @@ def test_up_to_0_24_0_a_tile_without_a_visible_token_ends_a_row_in_half_precisio
     code, found, _ = campaign(UNIFIED, where=where, sources=vllm("0.24.0"), max_cases=CASES)
     assert (code, {each.seed.property for each in found}) == (Exit.FINDING, {"oracle"})
     code, found, _ = campaign(UNIFIED, where=where, sources=vllm("0.33.0"), max_cases=CASES // 2)
+    assert (code, list(found)) == (Exit.CLEAN, [])
+
+
+@pytest.mark.nightly
+def test_of_diffkv_the_same_is_true_up_to_0_32_0(campaign, vllm):
+    where = "numbers=low,window=cuts,phase=extend,model_dtype=fp16,cache_dtype=fp16"
+    code, found, _ = campaign(DIFFKV, where=where, sources=vllm("0.32.0"), max_cases=40)
+    assert (code, {each.seed.property for each in found}) == (Exit.FINDING, {"oracle"})
+    code, found, _ = campaign(DIFFKV, where=where, sources=vllm("0.33.0"), max_cases=CASES // 2)
     assert (code, list(found)) == (Exit.CLEAN, [])
 
 

@@ -155,3 +155,14 @@ def test_a_function_that_forwards_its_keywords_gets_every_argument_of_the_op():
     bind(gather, "gather_cache")(TENSORS, scalars())
     contract = CONTRACTS["gather_cache"]
     assert seen.keys() == {*contract.required, *contract.optional}
+
+
+def test_a_function_of_keywords_is_handed_no_argument_that_a_case_lacks():
+    seen = {}
+
+    def attention(**arguments):
+        seen.update(arguments)
+
+    handed = {name: torch.zeros(1) for name in CONTRACTS["unified_attention"].required}
+    bind(attention, "unified_attention")({**handed, "k_scale": torch.ones(1)}, {"window": 3})
+    assert set(seen) == {*handed, "k_scale", "window"}
