@@ -1,6 +1,6 @@
 """Very many cases of kernels that should be clean, on all cores: whoever cries wolf does so here.
 
-    python tests/benchmarks/many_cases.py [--cases N] [--where AXIS=LEVEL,...] [TARGET[@RELEASE] ...]
+    python tests/benchmarks/many_cases.py [--cases N] [--where AXIS=LEVEL,...] [TARGET[@RELEASE]...]
 
 Without targets, each of our own kernels. Prints JSON, one record a target: its cases, seconds of
 all campaigns together, findings with the first words of each, hazards, what was never checked.

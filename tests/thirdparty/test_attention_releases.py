@@ -1,6 +1,7 @@
 """Attention of vLLM and conch over pages: which releases are right, and what is wrong elsewhere."""
 
 import pytest
+from nights import by_night
 
 from kvfuzz.errors import Exit
 
@@ -13,7 +14,7 @@ CASES = 20
 CLEAN = [
     (UNIFIED, "0.33.0"),
     (PAGED, "0.33.0"),
-    pytest.param(CHUNKED, "0.33.0", marks=pytest.mark.nightly),
+    by_night(CHUNKED, "0.33.0"),
 ]
 
 
@@ -29,9 +30,9 @@ def test_a_release_is_clean(campaign, vllm, target, release):
     ("target", "where"),
     [
         (UNIFIED, "query=quantised"),
-        pytest.param(UNIFIED, "granularity=token_head_inline", marks=pytest.mark.nightly),
-        pytest.param(DIFFKV, "value_size=narrower|wider", marks=pytest.mark.nightly),
-        pytest.param(DIFFKV, "query=quantised", marks=pytest.mark.nightly),
+        by_night(UNIFIED, "granularity=token_head_inline"),
+        by_night(DIFFKV, "value_size=narrower|wider"),
+        by_night(DIFFKV, "query=quantised"),
     ],
 )
 def test_what_few_caches_have_is_clean(campaign, vllm, target, where):
@@ -60,8 +61,8 @@ def test_queries_are_quantised_where_a_backend_does_so(vllm):
     ("target", "release"),
     [
         (PAGED, "0.24.0"),
-        pytest.param(CHUNKED, "0.24.0", marks=pytest.mark.nightly),
-        pytest.param(DESCRIPTORS, "0.33.0", marks=pytest.mark.nightly),
+        by_night(CHUNKED, "0.24.0"),
+        by_night(DESCRIPTORS, "0.33.0"),
     ],
 )
 def test_slots_behind_a_sequence_are_multiplied_by_zero(campaign, vllm, target, release):

@@ -1,6 +1,7 @@
 """vLLM's kernels for the sparse indexer's cache: which releases are right, and which overflow."""
 
 import pytest
+from nights import by_night, newest_by_day
 
 from kvfuzz.errors import Exit
 
@@ -25,7 +26,7 @@ CLEAN = [
 ]
 
 
-@pytest.mark.parametrize("release", ["0.18.0", "0.19.0", "0.23.0"])
+@pytest.mark.parametrize("release", [by_night("0.18.0"), by_night("0.19.0"), "0.23.0"])
 def test_to_0_23_0_the_gather_multiplies_block_ids_in_32_bits(campaign, vllm, release):
     code, (found,), _ = campaign(GATHER, sources=vllm(release), max_cases=150)
     assert code == Exit.FINDING
@@ -36,7 +37,7 @@ def test_to_0_23_0_the_gather_multiplies_block_ids_in_32_bits(campaign, vllm, re
     assert scene.num_blocks == (1 << 31) // 36 + 2
 
 
-@pytest.mark.parametrize(("target", "release", "where"), CLEAN)
+@pytest.mark.parametrize(("target", "release", "where"), newest_by_day(CLEAN))
 def test_a_release_is_clean(campaign, vllm, target, release, where):
     code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=60)
     assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 60, 0)

@@ -1,6 +1,7 @@
 """vLLM's merge of two parts of attention: what its releases take, and which of them are wrong."""
 
 import pytest
+from nights import by_night
 
 from kvfuzz.errors import Exit
 from kvfuzz.kernels.resolve import resolve
@@ -20,8 +21,8 @@ FOUND = [
     ("0.24.0", ONE_PART, {"suffix_heads": "other", "num_heads": "2"}, 256),
 ]
 CLEAN = [
-    pytest.param("0.13.0", ONE_PART, marks=pytest.mark.nightly),
-    pytest.param("0.19.0", ONE_PART, marks=pytest.mark.nightly),
+    by_night("0.13.0", ONE_PART),
+    by_night("0.19.0", ONE_PART),
     ("0.24.0", f"{ONE_PART},suffix_heads=same"),
     ("0.33.0", ""),
 ]

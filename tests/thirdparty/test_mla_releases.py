@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from nights import by_night
 
 from kvfuzz.errors import Exit
 
@@ -12,12 +13,6 @@ DECODE = "vllm:decode_attention"
 DENSE = "nesting=layer_first,page=exact,reach=near"
 """Pages that follow each other, as they do where each layer has a cache of its own."""
 CASES = 20
-
-
-def by_night(*values):
-    """What waits for the night: other releases show the same."""
-    return pytest.param(*values, marks=pytest.mark.nightly)
-
 
 CLEAN = [
     # With a token a block the stride between tokens says nothing, and is taken for that of pages.

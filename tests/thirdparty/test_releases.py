@@ -1,6 +1,7 @@
 """Real kernels: the releases that have a bug are red, the ones that fixed it are clean."""
 
 import pytest
+from nights import newest_by_day
 
 from kvfuzz.errors import Exit
 
@@ -80,14 +81,14 @@ def test_a_bug_of_another_op_is_found_and_small(campaign, vllm, target, release,
     assert found.seed.case.nbytes <= most
 
 
-@pytest.mark.parametrize(("target", "release"), CLEAN_OPS)
+@pytest.mark.parametrize(("target", "release"), newest_by_day(CLEAN_OPS))
 def test_another_op_is_clean_where_it_is_right(campaign, vllm, target, release):
     code, _, summary = campaign(target, sources=vllm(release), max_cases=50)
     assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 50, 0)
     assert summary.passed["oracle"] == 50
 
 
-@pytest.mark.parametrize(("target", "release", "where"), CLEAN)
+@pytest.mark.parametrize(("target", "release", "where"), newest_by_day(CLEAN))
 def test_a_release_that_fixed_it_is_clean(campaign, vllm, target, release, where):
     code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=60)
     assert code == Exit.CLEAN

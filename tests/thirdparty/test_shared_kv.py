@@ -4,6 +4,7 @@
 """
 
 import pytest
+from nights import by_night
 
 from kvfuzz.errors import Exit
 from kvfuzz.model.ops.shared_kv_matrix import shared_kv_matrix
@@ -16,12 +17,6 @@ FIXED = ["0.30.0", "0.32.0", "0.33.0"]
 REAL_SCALES = "order=shuffle,scale=power_of_two|general"
 
 CASES = 30
-
-
-def by_night(*values):
-    """What waits for the night: other releases show the same."""
-    return pytest.param(*values, marks=pytest.mark.nightly)
-
 
 CLEAN = [
     by_night("0.30.0", "order=hnd"),

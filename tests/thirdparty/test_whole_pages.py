@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from nights import newest_by_day
 
 from kvfuzz.errors import Exit
 from kvfuzz.model.layout import Geometry
@@ -32,7 +33,7 @@ def _is_clean(code, summary):
     assert summary.facts["reach"]["past_2g_elements"] >= 1
 
 
-@pytest.mark.parametrize(("target", "release"), CLEAN)
+@pytest.mark.parametrize(("target", "release"), newest_by_day(CLEAN))
 def test_a_release_is_clean(campaign, vllm, target, release):
     code, _, summary = campaign(target, sources=vllm(release), max_cases=60)
     _is_clean(code, summary)

@@ -1,0 +1,23 @@
+"""What is run by day, and what waits for the night because other releases show the same."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+
+def by_night(*values: object) -> Any:
+    """Parameters of a test that waits."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+def newest_by_day(rows: Sequence[tuple[str, ...]]) -> list[Any]:
+    """Rows (target, release, ...), of each target those of its newest release by day."""
+    newest: dict[str, tuple[int, ...]] = {}
+    for target, release, *_ in rows:
+        newest[target] = max(newest.get(target, ()), _number(release))
+    return [row if _number(row[1]) == newest[row[0]] else by_night(*row) for row in rows]
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
