@@ -187,7 +187,8 @@ def _attended(
     if precision.sums == "fp32":
         is_exact = _is_exact(q, k, v, seen, how, numerics)[..., None]
         winners = _of_winners(weight, total, v, value) + merged + value.abs() * 2 * FEW * FP32
-        bound = torch.where(is_exact, winners, bound)
+        # Of numbers with few bits, as fp8 has, sums may be exact although many tokens count.
+        bound = torch.where(is_exact, torch.minimum(winners, bound), bound)
     # What this arithmetic rounds itself, and what fp32, or a partial result, has no numbers for.
     bound = bound + mass * length * REFERENCE + (length + FEW) * LEAST
     bound = bound + merges(length, precision) * smallest(model)

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FP32_ONE
+from kvfuzz.model.ops.attended import HOT
 from kvfuzz.model.ops.attention import SHARED, AttentionScene
 from kvfuzz.model.placement import place
 from kvfuzz.model.plan import Sequence
@@ -24,6 +25,8 @@ WORK = 1 << 18
 """Scores of a sequence, about, where it need not have more."""
 FAR_APART = ("split_4", "split_12")
 """Patterns of block ids that a sequence alone shows after many blocks."""
+FP8_EXPONENT = 7
+"""The largest power of two that all fp8 formats have, about."""
 SMALL = 4
 """Powers of two by which the scales of integers are smaller than those of floats."""
 USUAL = 5
@@ -176,8 +179,13 @@ def _scales(choices: Choices, row: Row) -> tuple[int, int]:
 
 
 def _q_scale(choices: Choices, row: Row) -> int:
-    """The scale of a quantised query, of the kind that K has."""
-    return scale_pair(choices, row)[0] if row["query"] == "quantised" else FP32_ONE
+    """The scale of a quantised query, of the kind that K has; where sums are to be exact one that
+    gives fp8 a number as large as other queries have."""
+    if row["query"] == "model":
+        return FP32_ONE
+    if row["numbers"] == "exact":
+        return DTYPES["fp32"].encode(2.0 ** (HOT - FP8_EXPONENT))
+    return scale_pair(choices, row)[0]
 
 
 def _softmax_scale(choices: Choices, row: Row, head_size: int) -> int:

@@ -82,8 +82,7 @@ def query_fill(
     elements of one times the scale of scores."""
     of_one = DTYPES["fp32"].decode(scale)
     if values == "exact":
-        hot = min(2.0**HOT / of_one, 2.0 ** math.floor(math.log2(DTYPES[dtype].max_finite)))
-        return _choices(seed, dtype, (*(0.0,) * zeros, hot))
+        return _choices(seed, dtype, (*(0.0,) * zeros, 2.0**HOT / of_one))
     if values == "low":
         return _choices(seed, dtype, [LOW / factor / of_one * each for each in NEAR_ONE])
     return _spread(seed, dtype, of_one, QUERY_BINADES)
