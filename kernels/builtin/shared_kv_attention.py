@@ -143,8 +143,7 @@ def shared_kv_attention_kernel(
     tile_q = tl.program_id(0)
     head, sequence = tl.program_id(1), tl.program_id(2)
     dim = tl.arange(0, PADDED_HEAD_SIZE)
-    inside = (dim < head_size)[None, :]
-    inside_v = (dim < head_size_v)[None, :]
+    inside, inside_v = (dim < head_size)[None, :], (dim < head_size_v)[None, :]
 
     first_row = tl.load(query_start_loc_ptr + sequence)
     query_len = tl.load(query_start_loc_ptr + sequence + 1) - first_row
@@ -327,4 +326,5 @@ def shared_kv_attention(
         PADDED_HEAD_SIZE=padded,
         TILE_Q=TILE_Q,
         TILE_K=TILE_K,
+        num_stages=1,  # of a head of 576 two tiles each of K and V are too much
     )

@@ -2,8 +2,9 @@
 
     python tests/benchmarks/many_cases.py [--cases N] [--where AXIS=LEVEL,...] [TARGET[@RELEASE]...]
 
-Without targets, each of our own kernels. Prints JSON, one record a target: its cases, seconds of
-all campaigns together, findings with the first words of each, hazards, what was never checked.
+Without targets, each of our own kernels. Prints JSON whenever a campaign ends, the record of its
+target so far: cases, seconds of all campaigns together, findings with the first words of each,
+hazards, what was never checked; what is cut off has lost nothing.
 Targets of vLLM need a release, whose source tree must have been fetched.
 """
 
@@ -12,7 +13,7 @@ import json
 import multiprocessing
 import os
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.target import DEFAULT_LANE, LANES, TargetSpec
 
 SHARD = 500
-"""Cases of one campaign, about."""
 
 
 class Job(NamedTuple):
@@ -105,9 +105,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--lane", choices=LANES, default=DEFAULT_LANE)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard", type=int, default=SHARD, help="cases of one campaign, about")
     parser.add_argument("--where", default="", help="as of kvfuzz run, for every target")
     arguments = parser.parse_args()
-    shards = max(1, arguments.cases // SHARD)
+    shards = max(1, arguments.cases // arguments.shard)
     jobs = [
         Job(
             target,
@@ -122,11 +123,12 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     records: dict[str, list[dict[str, Any]]] = {}
     with ProcessPoolExecutor(arguments.jobs, mp_context=spawn) as pool:
-        for record in pool.map(run, jobs):
+        for done in as_completed([pool.submit(run, job) for job in jobs]):
+            record = done.result()
             mine = records.setdefault(record["target"], [])
             mine.append(record)
-            if len(mine) == shards:
-                print(json.dumps(joined(mine)), flush=True)
+            whole = joined(mine) | {"campaigns": f"{len(mine)} of {shards}"}
+            print(json.dumps(whole), flush=True)
 
 
 if __name__ == "__main__":
