@@ -20,7 +20,7 @@ from kvfuzz.kernels.vllm_pages import pages_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.dtypes import engine_spelling
 from kvfuzz.model.ops.attended import softmax_scale
-from kvfuzz.model.ops.attention import MOST_SHARERS, SHARED
+from kvfuzz.model.ops.attention import SHARED
 from kvfuzz.model.target import Precision, Quantise, TargetInfo
 from kvfuzz.model.vocabulary import Levels
 
@@ -63,12 +63,15 @@ def shared_kv(tree: SourceTree, arch: str) -> Adapter:
     steps: list[Step] = []
 
     def call(tensors: Tensors, scalars: Scalars) -> None:
-        number = int(scalars.get("sharer", 0))
-        if not number:
-            layer, requests = _layer(tensors, scalars), _requests(tensors, scalars)
-            steps[:] = [backend.step(layer, requests, MOST_SHARERS)]
         # The sharers of a step have one batch, whose metadata are made once.
-        steps[0].forward(number, tensors["query"], as_allocated(tensors["output"]))
+        number, count = (int(scalars.get(*each)) for each in (("sharer", 0), ("sharers", 1)))
+        if number == 0:
+            layer, requests = _layer(tensors, scalars), _requests(tensors, scalars)
+            steps[:] = [backend.step(layer, requests, count)]
+        step = steps[0]
+        if number == count - 1:
+            steps.clear()  # nothing keeps a cache of many gigabytes
+        step.forward(number, tensors["query"], as_allocated(tensors["output"]))
 
     info = TargetInfo(
         NAME,

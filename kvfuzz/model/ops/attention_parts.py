@@ -74,7 +74,7 @@ def parts(scene: AttentionScene) -> Parts:
 
 
 def _scalars(scene: AttentionScene, number: int) -> dict[str, int | str]:
-    """What a step is told beside its tensors; one of several also which it is."""
+    """What a step is told beside its tensors; one of several also which it is, and of how many."""
     lengths = [each.length for each in scene.batch.sequences]
     ends = [each.start + each.length for each in scene.batch.sequences]
     more = word(scene.fill_seed, "host", 0) % (MARGIN + 1) if scene.spare_entries else 0
@@ -87,7 +87,7 @@ def _scalars(scene: AttentionScene, number: int) -> dict[str, int | str]:
         "max_seq_len": max(ends) + more,
         "kv_cache_layout": SPELT[scene.attention.order],
         "cache_dtype": scene.attention.cache_dtype,
-        **({"sharer": number} if scene.sharers > 1 else {}),
+        **({"sharer": number, "sharers": scene.sharers} if scene.sharers > 1 else {}),
     }
 
 
