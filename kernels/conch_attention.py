@@ -27,6 +27,7 @@ KEPT_NARROW = Precision(
     dequantised="model",
     scaled_query=None,
     partial="model",
+    merged="sums",
     sums="model",
     fp32_dot="tf32",
     source="conch/kernels/attention: what is kept between tiles has the dtype of the output",
@@ -36,6 +37,7 @@ AS_VLLM = Precision(
     dequantised="model",
     scaled_query=None,
     partial="fp32",
+    merged="sums",
     fp32_dot="tf32",
     source="conch/third_party/vllm/unified_attention.py: P.to(V.dtype), tl.dot",
 )

@@ -17,7 +17,11 @@ from kvfuzz.kernels.contract_table import CONTRACTS
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p for p in inspect.signature(function).parameters.values() if p.kind not in variadic]
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise UsageError(f"{function!r} cannot be bound: {error}") from None
+    return [p for p in signature.parameters.values() if p.kind not in variadic]
 
 
 def objections(function: Callable[..., object], op: str) -> tuple[str, ...]:
@@ -64,9 +68,9 @@ def bind(function: Callable[..., object], op: str) -> Call:
         absent = {each for each in contract.optional if each not in {*tensors, *scalars}}
         absent -= contract.derived.keys()
         for parameter, name in plan:
-            if name in absent:
-                continue  # the parameter has a default
-            value = contract.value(name, tensors, scalars)
+            if name in absent and parameter.default is not parameter.empty:
+                continue
+            value = None if name in absent else contract.value(name, tensors, scalars)
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 positional.append(value)
             else:

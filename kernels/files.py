@@ -37,6 +37,7 @@ from kvfuzz.model.target import (
     Quotient,
     TargetInfo,
     TargetSpec,
+    checked,
 )
 
 NEAREST = 2
@@ -92,6 +93,10 @@ def _domain(module: ModuleType, target: str, op: str, arch: str) -> Domain:
         more = parse_where(declared)
     except UsageError as error:
         raise UsageError(f"target {target}: {DOMAIN}: {error}".replace("--where ", "")) from None
+    try:
+        Domain().narrowed(op, more)
+    except UsageError as error:
+        raise UsageError(f"target {target}: {DOMAIN}: {error}".replace("--where ", "")) from None
     formats = formats_of(arch)
     known = tuple(each for each in more.pop("cache_dtype", formats) if each in formats)
     if not known:
@@ -126,8 +131,8 @@ def _precision(module: ModuleType, target: str) -> Precision:
     declared = getattr(module, PRECISION, {})
     try:
         said = {**declared, "source": f"{PRECISION} of the file"}
-        return msgspec.convert(said, Precision)
-    except (TypeError, msgspec.ValidationError) as error:
+        return checked(msgspec.convert(said, Precision))
+    except (TypeError, ValueError, OverflowError) as error:
         fields = ", ".join(name for name in Precision.__struct_fields__ if name != "source")
         raise UsageError(
             f"target {target}: {PRECISION}={declared!r}, expected a dict of {fields}: {error}"

@@ -43,6 +43,7 @@ PRECISION = Precision(
     dequantised="model",
     scaled_query=None,
     partial="fp32",
+    merged="sums",
     fp32_dot="tf32",
     tile=16,
     source="P.to(V.dtype), (K_load.to(tl.float32) * tl.load(k_scale)).to(Q.dtype), and tl.dot",

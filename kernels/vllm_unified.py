@@ -231,6 +231,7 @@ def _precision(source: str, arch: str) -> Precision:
         dequantised="model",
         scaled_query=None,
         partial="fp32",
+        merged="sums",
         fp32_dot="tf32",
         fp8_sums="fp32" if arch.startswith("gfx") else "short",
         tile=16,

@@ -29,10 +29,11 @@ and rounds it to what partial results are held in.
 
 The reference itself is computed in fp64, in which sums of L terms are off by L 2^-53 sum|terms|.
 
-Exact sums. Where all products and all partial sums of q . k have few enough bits, and the factor of
-scores is a power of two or multiplies what is summed, equal scores are equal bits, so that the
-tokens with the largest score have weight one exactly; all others together have some small weight,
-which is counted as lost. What is left are merges, a division and a rounding.
+Exact sums. Where all products and partial sums of q . k have few enough bits, and what is summed is
+multiplied afterwards, equal scores are equal bits, so that the tokens with the largest score have
+weight one exactly; all others together have some small weight, which is counted as lost. What is
+left are merges, a division and a rounding. A query that is scaled before the dot must have elements
+of one size, and zeros.
 
 Log-sum-exp. l = m + log(sum w), m the largest score. Scores that are off by eta_j, |eta_j| <=
 delta_j, give an l' with dl/deta_j = p_j along the way, so that it moves by max delta_j at most, and
@@ -66,6 +67,8 @@ class Scoring(NamedTuple):
     """`[Hq]`, fp64."""
     sinks: Tensor | None
     """`[Hq]`, fp64."""
+    reach: int = 0
+    """Tokens of the sequence, where more than are seen: positions may be counted from its first."""
 
 
 class Attended(NamedTuple):
@@ -142,7 +145,7 @@ def _scored(
         off = off + FEW * held * (how.cap + score.abs())
     if how.slopes is not None:
         score = score - how.slopes * distance
-        off = off + 4 * held * (how.slopes * k.shape[1] + score.abs())
+        off = off + 4 * held * (how.slopes * max(how.reach, k.shape[1]) + score.abs())
     score = score.masked_fill(~seen, -math.inf)
     largest = score.amax(-1, keepdim=True)
     if how.sinks is not None:
@@ -240,19 +243,30 @@ def _of_winners(weight: Tensor, total: Tensor, v: Tensor, value: Tensor) -> Tens
 def _is_exact(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, how: Scoring, numerics: Numerics
 ) -> Tensor:
-    """Of which queries all sums are exact, whatever their order; bool `[H, R]`. A query that is
-    scaled before the dot is so by a power of two, then."""
+    """Of which queries all sums are exact, whatever their order; bool `[H, R]`."""
     nothing = torch.zeros(q.shape[:2], dtype=torch.bool, device=q.device)
     if how.cap or how.slopes is not None or how.sinks is not None:
-        return nothing
-    if numerics.precision.scaled_query is not None and math.frexp(how.scale)[0] != 0.5:
         return nothing
     some, room = seen.any(0), 2.0**numerics.exact_bits
     k, v = k[:, some], v[:, some]
     if float(v.abs().sum(1).amax()) >= _quantum(v) * room:
         return nothing
     sizes = (q.abs() @ k.abs().mT).amax(-1)
-    return sizes < _quantum(q) * _quantum(k) * room
+    if numerics.precision.scaled_query is None:
+        return sizes < _quantum(q) * _quantum(k) * room
+    return _is_exact_scaled(q, sizes / _quantum(k), numerics, room)
+
+
+def _is_exact_scaled(q: Tensor, sizes: Tensor, numerics: Numerics, room: float) -> Tensor:
+    """The same of queries that are multiplied before the dot, by any number, such as the scale of
+    scores and log2(e). Equal elements stay equal, and have then all the bits that they are held
+    in: sums of them are exact where those are few, and so is one product alone."""
+    largest = q.abs().amax(-1)
+    there = q != 0
+    alike = (~there | (q.abs() == largest[..., None])).all(-1)
+    bits = 24 if numerics.precision.scaled_query == "fp32" else numerics.model.mantissa_bits + 1
+    few = sizes * 2.0**bits < largest * room
+    return alike & (few | (there.sum(-1) <= 1))
 
 
 def _quantum(numbers: Tensor) -> float:

@@ -55,7 +55,11 @@ OFTEN: dict[str, dict[str, int]] = {
     "softcap": {"none": 3},
     "sinks": {"none": 3},
     "alibi_slopes": {"none": 3},
-    "numbers": {"spread": 4, "exact": 3},
+    "numbers": {"spread": 4, "exact": 3, "flat": 2},
+    "context": {"short": 40},
+    "query": {"model": 4},
+    "shared_by": {"1": 4},
+    "queries_per_kv": {"1": 2, "2": 3, "4": 2},
 }
 """How often a level is drawn where that is not once: what addressing bugs need to show (a second
 block, shuffled ids, few heads), and small pages, since cases a second count. Far caches are rare,
@@ -71,7 +75,7 @@ FEWEST_BLOCKS = {"split_2": 8, "split_4": 24, "split_12": 24}
 def is_costly(row: Row) -> bool:
     """Whether the cases of a row take several times as long as others: their caches are large, or
     reach far. Plans have no bytes."""
-    if row.get("reach", "near") != "near":
+    if row.get("reach", "near") != "near" or row.get("context") == "long":
         return True
     if not {"block_size", "num_kv_heads", "head_size"} <= row.keys():
         return False

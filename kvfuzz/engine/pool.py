@@ -33,6 +33,8 @@ from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 
 START_TIMEOUT_S = 180.0
 """Importing torch and triton on a cold disk, and the target's own imports."""
+IMPATIENT = 4
+"""By how much sooner a judge gives up that is asked again."""
 
 
 class Worker:
@@ -119,13 +121,17 @@ class Worker:
     def check(self, case: AnyCase, *, in_turn: bool = False, explain: bool = False) -> Verdict:
         """The verdict on `case` as in `Judge.verdict`, the worker's death or silence included."""
         packed = msgspec.msgpack.encode(case)
-        arguments = (self._config, packed, in_turn, explain, self._timeout)
-        try:
-            return msgspec.msgpack.decode(self._asked("a case", check, *arguments), type=Verdict)
-        except ProcessExpired as death:
-            return _fatal(f"the target {cause(death)}")
-        except FutureTimeout:
-            return _fatal(f"the target hung: no end after {self._timeout:g} s (--case-timeout)")
+        # What ends late may be a variant, or a comparison: asked again, the judge gives up early.
+        for patience in (self._timeout, self._timeout / IMPATIENT):
+            arguments = (self._config, packed, in_turn, explain, patience)
+            try:
+                answer = self._asked("a case", check, *arguments)
+                return msgspec.msgpack.decode(answer, type=Verdict)
+            except ProcessExpired as death:
+                return _fatal(f"the target {cause(death)}")
+            except FutureTimeout:
+                continue
+        return _fatal(f"the target hung: no end after {self._timeout:g} s, twice (--case-timeout)")
 
     def _asked(self, about: str, question: Callable[..., bytes], *arguments: object) -> bytes:
         """The worker's answer. Raises ProcessExpired or FutureTimeout where the worker is lost."""

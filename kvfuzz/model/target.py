@@ -3,11 +3,13 @@
 The worker, which can load the target, sends this to the parent, which cannot.
 """
 
+import math
 from typing import Literal
 
 import msgspec
 
 from kvfuzz.model.axes import Domain
+from kvfuzz.model.dtypes import DTYPES
 
 LANES = ("cpu", "gpu")
 """Where a worker can run kernels."""
@@ -79,7 +81,7 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the results of parts of a sequence, before they are merged."""
     sums: Held = "fp32"
     """Of scores, of their exponentials and of what is summed over tokens."""
-    merged: Merged = "sums"
+    merged: Merged = "lse"
     """What the result of a part is weighed by when parts are merged: its largest score and its sum,
     or, in fp32, the logarithm of both in one number, which has the fewer bits for the sum the
     larger the score is."""
@@ -96,11 +98,31 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
 
 
+MOST_TOKENS = 1 << 24
+"""Of a tile, or a part, at most: more is a slip."""
+
+
+def checked(precision: Precision) -> Precision:
+    """`precision`. Raises ValueError with the first thing that makes it impossible."""
+    for name, least in (("tile", 1), ("merged_part", 0)):
+        if not least <= getattr(precision, name) <= MOST_TOKENS:
+            said = getattr(precision, name)
+            raise ValueError(f"{name}={said}, expected {least} to {MOST_TOKENS}")
+    for name, scale in precision.weights_scale.items():
+        if name not in DTYPES or not DTYPES[name].is_quantised:
+            known = ", ".join(each for each in DTYPES if DTYPES[each].is_quantised)
+            raise ValueError(f"weights_scale of {name!r}, expected one of {known}")
+        if not 0 < scale < math.inf:
+            raise ValueError(f"weights_scale={scale} of {name}, expected a finite number above 0")
+    return precision
+
+
 IN_FP32 = Precision(
     weights="fp32",
     dequantised="fp32",
     scaled_query=None,
     partial="fp32",
+    merged="sums",
     fp32_dot="ieee",
     fp8_sums="fp32",
 )

@@ -102,6 +102,7 @@ def _sequence(
     distance = positions[:, None] - tokens
     seen = (distance >= 0) & (distance < window)
     numerics = numerics._replace(v_scale=float(v_scales.min()))
+    how = how._replace(reach=length)
     return attend(query, keys, values, distance.double(), seen, how, numerics).output
 
 

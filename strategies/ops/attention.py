@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.ops.attended import HOT
+from kvfuzz.model.ops.attended_axes import SHORT
 from kvfuzz.model.ops.attention import SHARED, AttentionScene
 from kvfuzz.model.placement import place
 from kvfuzz.model.plan import Sequence
@@ -16,6 +17,8 @@ from kvfuzz.strategies.layers import drawn_layer, layer_name, layer_of_several, 
 from kvfuzz.strategies.rows import Row
 from kvfuzz.strategies.scales import scale_pair
 
+PARTS = (257, 1697, 5745)
+"""By how much a long sequence is longer than a short one, about: 8,192 tokens and more."""
 MOST_SPARE = 5
 """Rows and entries behind a batch, at most."""
 MOST_WINDOW = 300
@@ -56,6 +59,11 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"numbers": "exact", "table": "wide"}, "one wrong token among many shows"),
     Boundary({"numbers": "exact", "sequences": "3", "phase": "mixed"}, "the same over sequences"),
     Boundary({"numbers": "low", "window": "cuts"}, "tiles that a query sees nothing of"),
+    Boundary({"numbers": "flat", "phase": "mixed"}, "tokens that all count, over sequences"),
+    Boundary({"context": "long", "phase": "decode"}, "thousands of tokens, in parts"),
+    Boundary({"context": "long", "phase": "extend", "numbers": "flat"}, "none of them left out"),
+    Boundary({"queries_per_kv": "20", "phase": "mixed"}, "more rows of a token than of a tile"),
+    Boundary({"result_rows": "dense", "value_size": "same"}, "rows of the query alone are apart"),
     Boundary({"value_size": "narrower"}, "V narrower than K"),
     Boundary({"query": "quantised", "scale": "general"}, "three scales of a score"),
     Boundary({"query": "quantised", "phase": "mixed"}, "weights of fp8, as large as queries ask"),
@@ -82,7 +90,7 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
         block_stride=place(layer, count=count).k.block,
         writes=False,
         from_start=True,
-        least=_least(row),
+        least=_least(choices, row),
     )
     sequences = _with_queries(choices, row, op, occupied.batch.sequences)
     longest = max(each.start + each.length for each in sequences)
@@ -108,6 +116,7 @@ def drawn_scene(choices: Choices, row: Row, op: str) -> AttentionScene:
         sharers=int(row["shared_by"]),
         values=row["numbers"],
         row_gap=pick(choices, (page.head_size, 16, 3 * page.head_size)) if gapped else 0,
+        dense_output=row["result_rows"] == "dense",
         spare_rows=number(choices, 1, MOST_SPARE) if row["row_count"] == "more" else 0,
         spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
         fill_seed=fill_seed(choices),
@@ -126,8 +135,15 @@ def idle(row: Row) -> tuple[Sequence, ...]:
     return (Sequence((), 0, 0),) if row["idle"] == "some" else ()
 
 
-def _least(row: Row) -> tuple[int, int]:
+def long_sequence(choices: Choices) -> int:
+    """Tokens of a long sequence: about where kernels begin another part, or a little later."""
+    return SHORT + pick(choices, PARTS) + rarely(choices, 8, PARTS[0])
+
+
+def _least(choices: Choices, row: Row) -> tuple[int, int]:
     """The tokens that a sequence has at least, and the last one, for its phase to show."""
+    if row["context"] == "long":
+        return 2, long_sequence(choices)
     each, last = {"decode": (1, 1), "prefill": (1, 2), "extend": (2, 3), "mixed": (2, 3)}[
         row["phase"]
     ]

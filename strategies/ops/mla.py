@@ -9,7 +9,7 @@ from kvfuzz.model.plan import Batch
 from kvfuzz.strategies.batches import occupancy
 from kvfuzz.strategies.boundary import Boundary
 from kvfuzz.strategies.choices import Choices, chance, fill_seed, number, pick
-from kvfuzz.strategies.ops.attention import CAPS, MOST_SPARE, USUAL, busy, idle
+from kvfuzz.strategies.ops.attention import CAPS, MOST_SPARE, USUAL, busy, idle, long_sequence
 from kvfuzz.strategies.ops.latent import MOST_LAYERS, given_scale, padding
 from kvfuzz.strategies.rows import Row
 
@@ -39,6 +39,7 @@ BOUNDARIES: tuple[Boundary, ...] = (
     Boundary({"rows": "gapped", "sequences": "2"}, "queries as a slice of something wider"),
     Boundary({"numbers": "exact", "table": "wide"}, "one wrong token among many shows"),
     Boundary({"softcap": "some"}, "capped scores"),
+    Boundary({"context": "long", "numbers": "flat"}, "thousands of tokens, none left out"),
     Boundary({"idle": "some", "table": "wide"}, "a padded request, whose table row is stale"),
     Boundary({"lse_dtype": "model"}, "a log-sum-exp of few bits"),
 )
@@ -74,6 +75,7 @@ def drawn_scene(choices: Choices, row: Row) -> MlaScene:
         block_stride=alone.block_stride,
         writes=False,
         from_start=True,
+        least=(1, long_sequence(choices) if row["context"] == "long" else 1),
     )
     gapped = row["rows"] == "gapped"
     return replace(
@@ -92,6 +94,7 @@ def drawn_scene(choices: Choices, row: Row) -> MlaScene:
         softmax_scale=_softmax_scale(choices, width),
         softcap=pick(choices, CAPS) if row["softcap"] == "some" else 0,
         row_gap=pick(choices, (alone.rope_size, 16, 3 * width)) if gapped else 0,
+        dense_output=row["result_rows"] == "dense",
         spare_rows=number(choices, 1, MOST_SPARE) if row["row_count"] == "more" else 0,
         spare_entries=number(choices, 1, MOST_SPARE) if row["metadata"] == "wider" else 0,
         margin=pick(choices, MARGINS) if row["longest"] == "more" else 0,

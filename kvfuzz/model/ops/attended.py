@@ -22,10 +22,11 @@ from kvfuzz.model.ops.metadata import Metadata, stale
 from kvfuzz.model.plan import Batch, Sequence
 from kvfuzz.model.vocabulary import Levels
 
-ATTENTION_VALUES: Levels = ("spread", "exact", "low")
+ATTENTION_VALUES: Levels = ("spread", "exact", "low", "flat")
 """What the numbers are: spread over a few binades; few enough, and such, that all weights are zero
-or one and all sums exact, so that one wrong token among thousands shows; or such that all scores
-are about -20, which half precision cannot hold the exponential of."""
+or one and all sums exact, so that one wrong token among thousands shows; such that all scores are
+about -20, which half precision cannot hold the exponential of; or with queries of zeros, so that
+every token has the same weight, and none that is left out, or seen twice, goes unnoticed."""
 QUERY_BINADES, CACHE_BINADES = (-3, 0), (-3, 0)
 """The binades of queries, and of what elements of a cache stand for: scores spread over a few
 units, so that some tokens matter more than others and none alone."""
@@ -81,6 +82,8 @@ def query_fill(
     """The elements of queries, which stand for code * `scale` (a bit pattern); `factor` is the
     elements of one times the scale of scores."""
     of_one = DTYPES["fp32"].decode(scale)
+    if values == "flat":
+        return _choices(seed, dtype, (0.0,))
     if values == "exact":
         return _choices(seed, dtype, (*(0.0,) * zeros, 2.0**HOT / of_one))
     if values == "low":
@@ -96,6 +99,8 @@ def cache_fill(
     cache, of_one = DTYPES[dtype], DTYPES["fp32"].decode(scale)
     if not cache.is_quantised:
         of_one = 1.0
+    if values == "flat":
+        return _choices(seed, dtype, [each / of_one for each in range(MOST_V + 1)])
     if values == "exact":
         return _choices(seed, dtype, [each / of_one for each in exact])
     if values == "low" and is_key:
@@ -109,6 +114,8 @@ def numbers_of(fill: Fill) -> str:
     """Which of ATTENTION_VALUES queries with this fill show."""
     if not isinstance(fill, ChoiceFill):
         return "spread"
+    if not any(fill.codes):
+        return "flat"
     return "exact" if 0 in fill.codes else "low"
 
 

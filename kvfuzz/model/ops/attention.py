@@ -40,6 +40,7 @@ PAGED, UNIFIED, SHARED = "paged_attention", "unified_attention", "shared_kv_atte
 ATTENTION_OPS: Levels = (PAGED, UNIFIED, SHARED)
 MOST_QUERIES_PER_KV = 128
 MOST_CAP = 1 << 16
+MOST_HEADS = 1 << 12
 MOST_SHARERS = 3
 
 
@@ -64,6 +65,8 @@ class AttentionScene(LayerScene, frozen=True, forbid_unknown_fields=True, tag="a
     values: str = ATTENTION_VALUES[0]
     row_gap: int = 0
     """Elements between one row of the query, and of the output, and the next."""
+    dense_output: bool = False
+    """Whether the rows of the output are without: queries are cut out of what was projected."""
     spare_rows: int = 0
     """Rows that query and output have behind those of the batch: an engine pads batches."""
     spare_entries: int = 0
@@ -109,6 +112,10 @@ def check(scene: AttentionScene) -> None:
         scene.attention.granularity.startswith("token_head")
         or not DTYPES[scene.attention.cache_dtype].is_integer,
         f"cache_dtype={scene.attention.cache_dtype}, expected a scale for each head of a token",
+    )
+    require(
+        scene.num_query_heads <= MOST_HEADS,
+        f"{scene.num_query_heads} query heads, expected {MOST_HEADS} at most",
     )
     sequences = scene.batch.sequences
     require(

@@ -9,10 +9,14 @@ from kvfuzz.model.dtypes import DTYPES
 from kvfuzz.model.fill import FP32_MANTISSA, FP32_ONE
 from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDES
 from kvfuzz.model.ops.attended_axes import (
+    CONTEXT,
+    CONTEXT_RULES,
     IDLE,
     IDLE_RULES,
     METADATA,
     NUMBERS,
+    RESULT_ROWS,
+    RESULT_ROWS_RULE,
     ROWS,
     SOFTCAP,
     SOME,
@@ -30,9 +34,14 @@ SHARERS: Levels = ("1", "2", "3")
 PHASES: Levels = ("decode", "prefill", "extend", "mixed")
 """What a batch is: one query token a sequence; whole prompts; more tokens behind a context; some of
 either, or of both."""
-QUERIES_PER_KV: Levels = ("1", "2", "3", "4", "8")
+QUERIES_PER_KV: Levels = ("1", "2", "3", "4", "8", "16", "20")
+"""Query heads that share one of the cache; a program of most kernels takes up to 16 rows."""
+MANY_QUERIES, FEW_HEADS = 16, 2
+"""So many queries share a head of the cache where it has few."""
 WINDOWS: Levels = ("none", "wide", "cuts")
 """A window that leaves every token visible is one more path, and no other result."""
+LONG_HEAD_SIZE = 64
+"""Elements of a head of a long sequence, at most."""
 LARGEST_PROMPT_BLOCK = 128
 """Tokens of a block in which prompts are drawn, at most."""
 
@@ -127,6 +136,8 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     METADATA,
     ROWS,
     NUMBERS,
+    CONTEXT,
+    RESULT_ROWS,
     Axis("query", QUERIES, lambda case: QUERIES["q_scale" in case.steps[0].tensors]),
     Axis(
         "shared_by",
@@ -164,8 +175,28 @@ ATTENTION_RULES: tuple[Rule, ...] = (
         ("phase", "blocks_used", "block_size", "last_offset"),
         lambda phase, used, size, last: phase == "decode" or used != "1" or _tokens(size, last) > 2,
     ),
+    Rule(
+        ("num_kv_heads", "queries_per_kv"),
+        lambda heads, queries: int(queries) < MANY_QUERIES or int(heads) <= FEW_HEADS,
+    ),
     Rule(("window", "blocks_used"), lambda window, used: window != "cuts" or used != "1"),
     *IDLE_RULES,
+    *CONTEXT_RULES,
+    RESULT_ROWS_RULE,
+    Rule(
+        ("context", "num_kv_heads", "head_size"),
+        lambda context, heads, size: (
+            context == "short" or (int(heads) <= FEW_HEADS and int(size) <= LONG_HEAD_SIZE)
+        ),
+    ),
+    Rule(
+        ("context", "queries_per_kv"),
+        lambda context, queries: context == "short" or int(queries) < MANY_QUERIES,
+    ),
+    Rule(
+        ("context", "phase"),
+        lambda context, phase: context == "short" or phase in ("decode", "extend"),
+    ),
     Rule(
         ("phase", "idle", "sequences"),
         lambda phase, idle, count: idle == "none" or count == "3" or phase != "mixed",

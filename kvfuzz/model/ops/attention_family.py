@@ -22,6 +22,7 @@ OWN: tuple[Plainer, ...] = (
     attribute("scene", "sinks", False),
     attribute("scene", "alibi", False),
     attribute("scene", "sharers", 1, 2),
+    attribute("scene", "dense_output", False),
     attribute("scene", "query_quantised", False),
     attribute("scene", "q_scale", FP32_ONE),
     attribute("scene", "queries_per_kv", 1, 2),

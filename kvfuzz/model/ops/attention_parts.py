@@ -110,14 +110,17 @@ def _rows_of(scene: AttentionScene, number: int) -> tuple[Metadata, Metadata]:
     """Query and output of the first layer that attends, or of another one of several."""
     geometry, seed = scene.attention.geometry, scene.fill_seed
     count = scene.num_rows + scene.spare_rows
-    shape = (count, scene.num_query_heads, scene.row_gap)
+    shape = (count, scene.num_query_heads)
+    output_gap = 0 if scene.dense_output else scene.row_gap
     factor = geometry.head_size * DTYPES["fp32"].decode(scene.softmax_scale)
     scale = scene.q_scale if scene.query_quantised else FP32_ONE
     fill = query_fill(seed, scene.query_dtype, scene.values, factor, scale=scale)
     suffix = f"_{number}" if number else ""
     return (
-        Rows(scene.query_dtype, *shape).tensor(f"query{suffix}", geometry.head_size, fill),
-        Rows(scene.model_dtype, *shape).tensor(
+        Rows(scene.query_dtype, *shape, scene.row_gap).tensor(
+            f"query{suffix}", geometry.head_size, fill
+        ),
+        Rows(scene.model_dtype, *shape, output_gap).tensor(
             f"output{suffix}", geometry.value_size, ByteFill(seed)
         ),
     )

@@ -61,6 +61,8 @@ class MlaScene(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="mla
     values: str = ATTENTION_VALUES[0]
     row_gap: int = 0
     """Elements between one row of the query, and of the output, and the next."""
+    dense_output: bool = False
+    """Whether the rows of the output are without."""
     spare_rows: int = 0
     """Rows that query, output and lse have behind those of the batch."""
     spare_entries: int = 0

@@ -4,7 +4,18 @@ from kvfuzz.model import tokens
 from kvfuzz.model.axis import Axis
 from kvfuzz.model.case import Program
 from kvfuzz.model.dtypes import DTYPES, FLOATS
-from kvfuzz.model.ops.attended_axes import IDLE, IDLE_RULES, METADATA, NUMBERS, ROWS, SOFTCAP
+from kvfuzz.model.ops.attended_axes import (
+    CONTEXT,
+    CONTEXT_RULES,
+    IDLE,
+    IDLE_RULES,
+    METADATA,
+    NUMBERS,
+    RESULT_ROWS,
+    RESULT_ROWS_RULE,
+    ROWS,
+    SOFTCAP,
+)
 from kvfuzz.model.ops.latent_axes import (
     LATENT_SIZES,
     MODEL_DTYPES,
@@ -25,6 +36,8 @@ QUERY_HEADS: Levels = ("1", "3", "16", "20", "128")
 of DeepSeek V3's."""
 MLA_LATENT_SIZES: Levels = ("16", "32", "48", "512")
 """Those of the other ops, and one that is no power of two, where kernels mask."""
+LONG_ROW, LONG_QUERY_HEADS = 64, 20
+"""Elements of a row, and query heads, of a long sequence, at most."""
 LSE_DTYPES: Levels = ("fp32", "model")
 
 
@@ -95,6 +108,8 @@ MLA_AXES: tuple[Axis, ...] = (
     ROWS,
     NUMBERS,
     IDLE,
+    CONTEXT,
+    RESULT_ROWS,
 )
 
 _AXES = {axis.name for axis in MLA_AXES}
@@ -116,6 +131,16 @@ MLA_RULES: tuple[Rule, ...] = (
         lambda ids, sequences: ids not in ("split_4", "split_12") or sequences != "1",
     ),
     *IDLE_RULES,
+    *CONTEXT_RULES,
+    RESULT_ROWS_RULE,
+    Rule(
+        ("context", "latent_size", "rope_size"),
+        lambda context, latent, rope: context == "short" or int(latent) + int(rope) <= LONG_ROW,
+    ),
+    Rule(
+        ("context", "query_heads"),
+        lambda context, heads: context == "short" or int(heads) <= LONG_QUERY_HEADS,
+    ),
     # Sums are exact where weights are one or zero, and scales powers of two.
     Rule(("softcap", "numbers"), lambda cap, numbers: numbers != "exact" or cap == "none"),
     Rule(("scale", "numbers"), lambda scale, numbers: numbers != "exact" or scale != "general"),

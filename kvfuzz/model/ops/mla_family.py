@@ -39,6 +39,7 @@ def simpler(scene: MlaScene) -> Steps[MlaScene]:
         _lse_dtype,
         dtypes,
         lower_number("page_padding"),
+        plainer_value("dense_output", False),
         lower_number("row_gap"),
         lower_number("spare_rows"),
         lower_number("spare_entries"),

@@ -76,11 +76,12 @@ def _rows(scene: MlaScene) -> tuple[Metadata, ...]:
     seed, width = scene.fill_seed, scene.latent_size + scene.rope_size
     count, heads = len(scene.batch.sequences) + scene.spare_rows, scene.num_query_heads
     rows = Rows(scene.model_dtype, count, heads, scene.row_gap)
+    results = rows._replace(gap=0) if scene.dense_output else rows
     zeros = max(1, width // HOT_ELEMENTS - 1)
     asked = scene.model_dtype, scene.values, width * DTYPES["fp32"].decode(scene.softmax_scale)
     return (
         rows.tensor("query", width, query_fill(seed, *asked, zeros)),
-        rows.tensor("output", scene.latent_size, ByteFill(seed)),
+        results.tensor("output", scene.latent_size, ByteFill(seed)),
         _lse(scene.lse_dtype, count, heads, seed),
     )
 
