@@ -119,6 +119,8 @@ ATTENTION_AXES: tuple[Axis, ...] = (
         only(ATTENTION_OPS, "none", "unit", "power_of_two", "general"),
     ),
     STRIDES,
+    Axis("query", QUERIES, lambda case: QUERIES["q_scale" in case.steps[0].tensors]),
+    CONTEXT,
     Axis("phase", PHASES, _phase, only((PAGED,), "decode")),
     Axis("queries_per_kv", QUERIES_PER_KV, _queries_per_kv),
     Axis("window", WINDOWS, _window),
@@ -136,9 +138,7 @@ ATTENTION_AXES: tuple[Axis, ...] = (
     METADATA,
     ROWS,
     NUMBERS,
-    CONTEXT,
     RESULT_ROWS,
-    Axis("query", QUERIES, lambda case: QUERIES["q_scale" in case.steps[0].tensors]),
     Axis(
         "shared_by",
         SHARERS,

@@ -94,6 +94,7 @@ MLA_AXES: tuple[Axis, ...] = (
         {MLA_OP: ("none", "unit", "power_of_two", "general")},
     ),
     Axis("query_heads", QUERY_HEADS, _query_heads),
+    CONTEXT,
     SOFTCAP,
     Axis("lse_dtype", LSE_DTYPES, _lse_dtype),
     Axis("blocks_used", ("1", "2+"), tokens.blocks_used),
@@ -108,7 +109,6 @@ MLA_AXES: tuple[Axis, ...] = (
     ROWS,
     NUMBERS,
     IDLE,
-    CONTEXT,
     RESULT_ROWS,
 )
 
