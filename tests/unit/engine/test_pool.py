@@ -51,6 +51,35 @@ def test_a_crash_and_a_hang_cost_one_case_each_and_are_named(target, gather_scen
         assert not worker.check(segfaults).failed
 
 
+LATE_ONCE = """
+import time
+from pathlib import Path
+from kvfuzz.kernels.builtin.gather_cache import gather_cache as right
+
+LATE = Path({mark!r})
+
+
+def gather_cache(
+    key_cache, value_cache, key, value, block_table, cu_seqlens_kv, seq_starts, token_to_batch,
+    k_scale, v_scale, kv_cache_layout,
+):
+    arguments = dict(locals())
+    if not LATE.exists():
+        LATE.touch()
+        time.sleep(3600)
+    right(**arguments)
+"""
+
+
+def test_what_ends_late_once_is_asked_again_before_it_is_called_a_hang(tmp_path, gather_scene):
+    path = tmp_path / "k.py"
+    path.write_text(LATE_ONCE.format(mark=str(tmp_path / "late")))
+    with Worker(_config(f"{path}:gather_cache"), case_timeout_s=5) as worker:
+        verdict = worker.check(lower(gather_scene))
+    assert not verdict.failed
+    assert (tmp_path / "late").exists()
+
+
 def test_a_lane_without_its_device_is_infrastructure():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -166,3 +166,30 @@ def test_a_function_of_keywords_is_handed_no_argument_that_a_case_lacks():
     handed = {name: torch.zeros(1) for name in CONTRACTS["unified_attention"].required}
     bind(attention, "unified_attention")({**handed, "k_scale": torch.ones(1)}, {"window": 3})
     assert set(seen) == {*handed, "k_scale", "window"}
+
+
+def test_a_function_that_needs_what_a_case_lacks_is_handed_none():
+    seen = {}
+
+    def attention(
+        query,
+        key_cache,
+        value_cache,
+        output,
+        block_table,
+        seq_lens,
+        query_start_loc,
+        sinks,
+        softmax_scale,
+    ):
+        seen.update(locals())
+
+    handed = {name: torch.zeros(1) for name in CONTRACTS["unified_attention"].required}
+    bind(attention, "unified_attention")(handed, {"scale_bits": 0x3F800000})
+    assert seen["sinks"] is None
+    assert seen["softmax_scale"] == 1.0
+
+
+def test_what_has_no_signature_is_refused():
+    with pytest.raises(UsageError, match="cannot be bound"):
+        bind(int, "unified_attention")

@@ -72,3 +72,39 @@ def test_numbers_that_cancel_have_the_bound_of_the_reference():
     assert value.abs() < 1e-14
     assert value.abs() <= bound
     assert bound < 1e-11
+
+
+def _exact_bound(query, precision, scale):
+    """The largest bound of one query over keys of zeros and ones, relative to the values."""
+    random = torch.Generator().manual_seed(0)
+    keys, values = (
+        torch.randint(low, 9 if low else 2, (200, 1, 64), generator=random).double()
+        for low in (0, -8)
+    )
+    seen, distance = (torch.ones(1, 200, dtype=kind) for kind in (torch.bool, torch.float64))
+    numerics = Numerics(precision, DTYPES["fp32"], is_quantised=False)
+    how = Scoring(scale, 0.0, None, None)
+    return float(attend(query, keys, values, distance, seen, how, numerics).output.bound.max())
+
+
+@pytest.mark.parametrize(
+    ("hot", "scaled", "is_exact"),
+    [
+        (8, None, True),
+        # Multiplied by log2(e) an element has 24 bits, of which sums are not exact.
+        (8, "fp32", False),
+        (1, "fp32", True),
+        (0, "fp32", True),
+    ],
+)
+def test_sums_of_a_scaled_query_are_exact_where_one_element_counts(hot, scaled, is_exact):
+    query = torch.zeros(1, 1, 64, dtype=torch.float64)
+    query[..., :hot] = 4096
+    precision = msgspec.structs.replace(ONCE, scaled_query=scaled)
+    few = 1e-5
+    assert (_exact_bound(query, precision, 0.125) < few) is is_exact
+
+
+def test_a_query_of_zeros_gives_all_tokens_the_same_weight():
+    query = torch.zeros(1, 1, 64, dtype=torch.float64)
+    assert _exact_bound(query, ONCE, 0.125) < 1e-5
