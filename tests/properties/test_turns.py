@@ -22,7 +22,7 @@ NARROW = {"reach": ("near",), "block_size": ("4",), "head_size": ("16",)}
 
 
 def _drawn(op, count):
-    guide = Guide(space(op, Domain(allowed=NARROW).narrowed(op)), 5)
+    guide = Guide(space(op, Domain(allowed=NARROW).narrowed(op)), 7)
     return [lower(drawn_scene(guide.draw(), guide.space)) for _ in range(count)]
 
 
