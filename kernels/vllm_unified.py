@@ -44,8 +44,6 @@ DIFFKV_FILE = "vllm/v1/attention/ops/triton_unified_attention_diffkv.py"
 DIFFKV_BACKEND = "vllm/v1/attention/backends/triton_attn_diffkv.py"
 LEAST_DIFFKV_HEAD = 32
 """What the backend refuses less than (supports_head_size)."""
-LEAST_V_HEAD = 16
-"""What a dot gives V, at least."""
 SEGMENTS, FEW_SEQUENCES = 16, 2
 """Parts of a sequence that are summed apart, as the backend has them; and up to how many sequences
 it does so: the backend goes by the grid that a device fills, which here is small, so that decodes

@@ -21,7 +21,7 @@ class Filter:
     def __init__(self, levels: Sequence[Sequence[str]], tables: Sequence[Table]) -> None:
         self._sizes = [len(each) for each in levels]
         self._tables = [
-            (axes, np.array(sorted(allowed), dtype=np.intp).reshape(len(allowed), len(axes)))
+            (axes, np.array(list(allowed), dtype=np.intp).reshape(len(allowed), len(axes)))
             for axes, allowed in tables
         ]
         self._about: list[list[int]] = [[] for _ in levels]

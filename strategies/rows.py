@@ -22,8 +22,7 @@ from kvfuzz.model.script import STATEFUL_OP
 from kvfuzz.model.script_rules import SCRIPT_RULES
 from kvfuzz.model.vocabulary import Levels
 from kvfuzz.strategies.choices import Choices
-from kvfuzz.strategies.filtering import Filter
-from kvfuzz.strategies.filtering import Table as _Table
+from kvfuzz.strategies.filtering import Filter, Table
 
 Row = dict[str, str]
 """A level for every axis."""
@@ -105,7 +104,7 @@ class Space:
         )
         self.first = [sum(map(len, self.levels[:axis])) for axis in range(len(self.levels))]
         """The number of the first level of each axis, where levels are numbered over all axes."""
-        self._rules: list[list[_Table]] = [[] for _ in axes]
+        self._rules: list[list[Table]] = [[] for _ in axes]
         rules = rules_of(op)
         for rule in (*rules, *_forbidden(domain)):
             if not rule.ops or op in rule.ops:
@@ -232,9 +231,9 @@ class Space:
 
         return row if extend() else None
 
-    def _decided_by_wanted(self, wanted: Mapping[int, int]) -> list[list[_Table]]:
+    def _decided_by_wanted(self, wanted: Mapping[int, int]) -> list[list[Table]]:
         """By axis, the rules that it decides early, since their later axes are all wanted ones."""
-        early: list[list[_Table]] = [[] for _ in self.axes]
+        early: list[list[Table]] = [[] for _ in self.axes]
         for rules in self._rules:
             for axes, allowed in rules:
                 open_axes = [axis for axis in axes if axis not in wanted]

@@ -37,7 +37,7 @@ def attention(memory: Memory, step: Step, precision: Precision) -> list[Stored]:
     for number, length in enumerate(lengths.tolist()):
         rows = torch.arange(int(starts[number]), int(starts[number + 1]), device=memory.device)
         # A kernel may look at the query of an idle request, of which nothing comes.
-        query = _queries(memory, step, rows)
+        query = queries(memory, step, rows)
         if len(rows) and length:
             found.append((rows, _sequence(memory, step, number, length, query, how, numerics)))
     rows = torch.cat([each for each, _ in found])
@@ -106,7 +106,7 @@ def _sequence(
     return attend(query, keys, values, distance.double(), seen, how, numerics).output
 
 
-def _queries(memory: Memory, step: Step, rows: Tensor) -> Tensor:
+def queries(memory: Memory, step: Step, rows: Tensor) -> Tensor:
     """Queries in fp64, `[rows, heads, dims]`, code * scale exactly."""
     field = memory.case.bound_field(step, "query")
     at = _whole(rows, field.extents["head"], field.extents["dim"])

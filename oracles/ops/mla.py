@@ -15,6 +15,7 @@ from kvfuzz.oracles.attention_bound import Attended, Scoring, attend
 from kvfuzz.oracles.codec import decode
 from kvfuzz.oracles.memory import Memory
 from kvfuzz.oracles.numerics import Bounded, Numerics
+from kvfuzz.oracles.ops.attention import queries
 from kvfuzz.oracles.writes import Stored, stored_within
 
 
@@ -29,7 +30,7 @@ def mla_decode(memory: Memory, step: Step, precision: Precision) -> list[Stored]
     numerics = Numerics(precision, model, cache.is_quantised)
     scale = _scale(memory, step) if cache.is_quantised else 1.0
     # A kernel may look at the query of an idle request, of which nothing comes.
-    asked = _queries(memory, step, sequences)
+    asked = queries(memory, step, sequences)
     sequences = sequences[lengths > 0]
     found = [
         _sequence(memory, step, number, int(lengths[number]), asked[number], scale, how, numerics)
@@ -55,19 +56,6 @@ def _scale(memory: Memory, step: Step) -> float:
     """The one scale of the cache."""
     at = torch.zeros(1, dtype=torch.int64, device=memory.device)
     return float(decode(memory.read(step, "k_scale", token=at), DTYPES["fp32"]))
-
-
-def _queries(memory: Memory, step: Step, rows: Tensor) -> Tensor:
-    """Queries in fp64, `[rows, heads, dims]`."""
-    field = memory.case.bound_field(step, "query")
-    codes = memory.read(
-        step,
-        "query",
-        token=rows[:, None, None],
-        head=torch.arange(field.extents["head"], device=rows.device)[:, None],
-        dim=torch.arange(field.extents["dim"], device=rows.device),
-    )
-    return decode(codes, DTYPES[field.dtype]).double()
 
 
 def _sequence(

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from kvfuzz.model.dtypes import DTYPES, itemsize
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.ops.attended import HOT
-from kvfuzz.model.ops.attended_axes import SHORT
+from kvfuzz.model.ops.attended_axes import FAR_APART, SHORT
 from kvfuzz.model.ops.attention import SHARED, AttentionScene
 from kvfuzz.model.placement import place
 from kvfuzz.model.plan import Sequence
@@ -26,8 +26,6 @@ CAPS = (30, 50, 5)
 """What scores are kept below: Gemma 2 has 50 in its layers and 30 at its end; a low one bites."""
 WORK = 1 << 18
 """Scores of a sequence, about, where it need not have more."""
-FAR_APART = ("split_4", "split_12")
-"""Patterns of block ids that a sequence alone shows after many blocks."""
 FP8_EXPONENT = 7
 """The largest power of two that all fp8 formats have, about."""
 SMALL = 4

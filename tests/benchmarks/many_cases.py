@@ -27,6 +27,7 @@ from kvfuzz.model.plan_case import PLAN_OPS
 from kvfuzz.model.target import DEFAULT_LANE, LANES, TargetSpec
 
 SHARD = 500
+"""Cases of one campaign, about."""
 
 
 class Job(NamedTuple):

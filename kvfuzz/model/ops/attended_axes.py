@@ -7,9 +7,13 @@ from kvfuzz.model.ops.attention import SHARED
 from kvfuzz.model.rules import Rule
 from kvfuzz.model.vocabulary import BLOCK_SIZES, Levels
 
+ROWS_LEVELS: Levels = ("dense", "gapped")
 RESULT_ROWS_LEVELS: Levels = ("as_query", "dense")
 """Rows of an output that are apart as those of the query are; or are not, where those are cut out
 of what was projected."""
+FAR_APART: Levels = ("split_4", "split_12")
+"""Patterns of block ids whose groups begin at a multiple: a sequence alone shows one after many
+blocks."""
 SHORT = 3 * BLOCK_SIZES[-1] + 48
 """Tokens of a sequence that is not long, at most: three of the largest blocks, and some."""
 LEAST_LONG_BLOCK = 16
@@ -51,9 +55,7 @@ def _numbers(case: Program) -> str:
 
 SOFTCAP = Axis("softcap", SOME, _softcap)
 METADATA = Axis("metadata", ("exact", "wider"), _metadata)
-ROWS = Axis(
-    "rows", ("dense", "gapped"), lambda case: ("dense", "gapped")[_is_gapped(case, "query")]
-)
+ROWS = Axis("rows", ROWS_LEVELS, lambda case: ROWS_LEVELS[_is_gapped(case, "query")])
 RESULT_ROWS = Axis("result_rows", RESULT_ROWS_LEVELS, _result_rows)
 RESULT_ROWS_RULE = Rule(
     ("rows", "result_rows"), lambda rows, out: out != "dense" or rows != "dense"
@@ -62,14 +64,16 @@ CONTEXT = Axis("context", ("short", "long"), _context, only((SHARED,), "short"))
 IDLE = Axis("idle", SOME, _idle)
 NUMBERS = Axis("numbers", ATTENTION_VALUES, _numbers)
 
+FAR_APART_RULE = Rule(
+    ("block_ids", "sequences"), lambda ids, count: ids not in FAR_APART or count != "1"
+)
+
 IDLE_RULES: tuple[Rule, ...] = (
     # An idle sequence is one more than those that the others need.
     Rule(("idle", "sequences"), lambda idle, count: idle == "none" or count != "1"),
     Rule(
         ("block_ids", "idle", "sequences"),
-        lambda ids, idle, count: (
-            idle == "none" or count == "3" or ids not in ("split_4", "split_12")
-        ),
+        lambda ids, idle, count: idle == "none" or count == "3" or ids not in FAR_APART,
     ),
 )
 

@@ -11,6 +11,7 @@ from kvfuzz.model.layout_axes import CACHE_DTYPE, LAYOUT_AXES, SIZE_AXES, STRIDE
 from kvfuzz.model.ops.attended_axes import (
     CONTEXT,
     CONTEXT_RULES,
+    FAR_APART_RULE,
     IDLE,
     IDLE_RULES,
     METADATA,
@@ -163,11 +164,7 @@ ATTENTION_RULES: tuple[Rule, ...] = (
         ("granularity", "cache_dtype"),
         lambda g, cache: not DTYPES[cache].is_integer or g.startswith("token_head"),
     ),
-    # A group of ids begins at a multiple, which a sequence alone shows after many blocks.
-    Rule(
-        ("block_ids", "sequences"),
-        lambda ids, sequences: ids not in ("split_4", "split_12") or sequences != "1",
-    ),
+    FAR_APART_RULE,
     # Some of a sequence alone is neither decode nor both of the others.
     Rule(("phase", "sequences"), lambda phase, count: phase != "mixed" or count != "1"),
     # A query token that has another before it takes a second token.

@@ -7,6 +7,7 @@ from kvfuzz.model.dtypes import DTYPES, FLOATS
 from kvfuzz.model.ops.attended_axes import (
     CONTEXT,
     CONTEXT_RULES,
+    FAR_APART_RULE,
     IDLE,
     IDLE_RULES,
     METADATA,
@@ -125,11 +126,7 @@ MLA_RULES: tuple[Rule, ...] = (
         lambda cache, scale: DTYPES[cache].is_quantised == (scale != "none"),
     ),
     Rule(("model_dtype", "lse_dtype"), lambda model, lse: model != "fp32" or lse == "fp32"),
-    # A group of ids begins at a multiple, which a sequence alone shows after many blocks.
-    Rule(
-        ("block_ids", "sequences"),
-        lambda ids, sequences: ids not in ("split_4", "split_12") or sequences != "1",
-    ),
+    FAR_APART_RULE,
     *IDLE_RULES,
     *CONTEXT_RULES,
     RESULT_ROWS_RULE,
