@@ -26,6 +26,11 @@ BLOCKS_OF_16: Levels = tuple(str(n) for n in BLOCK_SIZES if n % 16 == 0)
 """Both backends refuse other block sizes (get_kv_cache_shape, get_supported_kernel_block_sizes)."""
 POWERS_OF_TWO: Levels = tuple(str(d) for d in HEAD_SIZES if d & (d - 1) == 0)
 """What tl.arange(0, head_size) can be."""
+MODELS_HEADS: Levels = tuple(str(d) for d in HEAD_SIZES if d <= 256)
+"""Larger rows are MLA's, which have functions of their own."""
+LEAST_DOT = 16
+"""Elements that tl.dot sums at least on CUDA, of two bytes or more; on ROCm one is enough (triton:
+third_party/nvidia and amd, backend/compiler.py, min_dot_size)."""
 
 REFUSALS = (AssertionError, NotImplementedError)
 """The functions assert on what they do not support."""
@@ -95,6 +100,17 @@ def content_of_module(module: ModuleType) -> str:
 def is_packed(backend: str) -> bool:
     """Whether a backend takes K and V out of one content dimension (#44455)."""
     return re.search(r"transpose\(1, 2\)\s*\.split\(", backend) is not None
+
+
+def head_sizes_of(backend: str) -> Levels:
+    """The head sizes of models that a backend takes, by supports_head_size or
+    get_supported_head_sizes: all of them, where it has neither."""
+    if listed := re.search(
+        r"def get_supported_head_sizes\(.*?return \[([\d, ]+)\]", backend, re.DOTALL
+    ):
+        return tuple(size for size in MODELS_HEADS if size in re.findall(r"\d+", listed[1]))
+    least = re.search(r"def supports_head_size\(.*?return head_size >= (\d+)", backend, re.DOTALL)
+    return tuple(size for size in MODELS_HEADS if int(size) >= (int(least[1]) if least else 0))
 
 
 def layouts_of(layouts: Levels, packed: bool) -> Levels:

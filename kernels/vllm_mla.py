@@ -20,7 +20,7 @@ from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
-from kvfuzz.kernels.vllm_backends import content_of_module, function_of
+from kvfuzz.kernels.vllm_backends import LEAST_DOT, content_of_module, function_of
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.ops.attended import softmax_scale
@@ -125,13 +125,15 @@ def _domain(backend: str, where: str, arch: str, *, takes_scales: bool) -> Domai
     held = re.search(r"supported_kv_cache_dtypes[^=]*= \[(.*?)\]", backend, re.DOTALL)
     fp8 = takes_scales and held is not None and "fp8" in held[1]
     latents, ropes = _sizes(backend)
+    # Both parts of a row are sides of dots of their own.
+    least = 1 if arch.startswith("gfx") else LEAST_DOT
     return Domain(
         allowed={
             "cache_dtype": ("bf16", "fp16", *((dialect_of(arch),) if fp8 else ())),
             "model_dtype": ("bf16", "fp16"),
             "block_size": _block_sizes(backend),
             "latent_size": latents,
-            "rope_size": ropes,
+            "rope_size": tuple(size for size in ropes if int(size) >= least),
             # A head alone goes to the kernel for one query head a KV head, which adds products up
             # in the query's dtype: of those sums there is no bound.
             "query_heads": tuple(heads for heads in QUERY_HEADS if heads != "1"),

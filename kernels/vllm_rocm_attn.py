@@ -22,6 +22,7 @@ from kvfuzz.kernels.vllm_backends import (
     POWERS_OF_TWO,
     attention_adapter,
     function_of,
+    head_sizes_of,
     text_of,
 )
 from kvfuzz.model.axes import Domain
@@ -38,6 +39,7 @@ CHUNKED_FILES = (
     "vllm/v1/attention/ops/chunked_prefill_paged_decode.py",
     "vllm/attention/ops/chunked_prefill_paged_decode.py",
 )
+BACKEND = "vllm/v1/attention/backends/rocm_attn.py"
 PRECISION = Precision(
     weights="model",
     dequantised="model",
@@ -66,7 +68,7 @@ def paged(tree: SourceTree, arch: str) -> Adapter:
         new = query[:count, :heads]
         _chunked(function, tensors, scalars, starts, (new, new))
 
-    domain = _x_packed(module, function, arch)
+    domain = _x_packed(tree, module, function, arch)
     return attention_adapter("paged_attention_2d", PAGED, call, domain, module, PRECISION)
 
 
@@ -81,7 +83,7 @@ def chunked(tree: SourceTree, arch: str) -> Adapter:
         starts = tensors["query_start_loc"]
         _chunked(function, tensors, scalars, starts, _new_tokens(tensors, scalars))
 
-    domain = _x_packed(module, function, arch)
+    domain = _x_packed(tree, module, function, arch)
     # A request without tokens would write the row behind the batch, which an engine pads away.
     domain = msgspec.structs.replace(domain, allowed=domain.allowed | {"idle": ("none",)})
     name = "chunked_prefill_paged_decode"
@@ -168,7 +170,9 @@ def _elements(cache: torch.Tensor) -> torch.Tensor:
     return cache.view(torch.uint8) if cache.element_size() == 1 else cache
 
 
-def _x_packed(module: ModuleType, function: Callable[..., Any], arch: str) -> Domain:
+def _x_packed(
+    tree: SourceTree, module: ModuleType, function: Callable[..., Any], arch: str
+) -> Domain:
     """What ROCM_ATTN hands the function: K in chunks of 16 bytes and V by its dims, or both in
     chunks; K pages before V pages, or what the hybrid interleave makes of them."""
     interleaves = "use_interleaved_v_cache" in inspect.signature(function).parameters
@@ -182,6 +186,7 @@ def _x_packed(module: ModuleType, function: Callable[..., Any], arch: str) -> Do
             "page": ("exact",),
             "value_size": ("same",),
             "granularity": ("tensor",),
+            "head_size": head_sizes_of(tree.find(BACKEND).read_text()),
             "block_size": BLOCKS_OF_16
             if any_block
             else tuple(n for n in BLOCKS_OF_16 if n in POWERS_OF_TWO),
@@ -192,5 +197,6 @@ def _x_packed(module: ModuleType, function: Callable[..., Any], arch: str) -> Do
         },
         # No model with ALiBi has a window; its function refuses ALiBi with sinks.
         forbidden=({"alibi_slopes": ("some",), "window": ("wide", "cuts")},),
-        source=f"{CHUNKED_FILES[0]}: chunked_prefill_paged_decode; ROCM_ATTN: split_kv_cache",
+        source=f"{CHUNKED_FILES[0]}: chunked_prefill_paged_decode; {BACKEND}: split_kv_cache, "
+        "get_supported_head_sizes",
     )

@@ -21,6 +21,7 @@ from kvfuzz.kernels.vllm_backends import (
     TRITON_ATTN,
     attention_adapter,
     function_of,
+    head_sizes_of,
     is_packed,
     layouts_of,
     text_of,
@@ -33,7 +34,7 @@ from kvfuzz.model.ops.attended import softmax_scale
 from kvfuzz.model.ops.attention import UNIFIED
 from kvfuzz.model.ops.attention_axes import QUERIES
 from kvfuzz.model.target import Precision
-from kvfuzz.model.vocabulary import HEAD_SIZES, LAYOUTS, VALUE_SIZES, Levels
+from kvfuzz.model.vocabulary import LAYOUTS, VALUE_SIZES, Levels
 
 FILES = (
     "vllm/v1/attention/ops/triton_unified_attention.py",
@@ -42,8 +43,6 @@ FILES = (
 HELPERS = "vllm/v1/attention/ops/triton_attention_helpers.py"
 DIFFKV_FILE = "vllm/v1/attention/ops/triton_unified_attention_diffkv.py"
 DIFFKV_BACKEND = "vllm/v1/attention/backends/triton_attn_diffkv.py"
-LEAST_DIFFKV_HEAD = 32
-"""What the backend refuses less than (supports_head_size)."""
 SEGMENTS, FEW_SEQUENCES = 16, 2
 """Parts of a sequence that are summed apart, as the backend has them; and up to how many sequences
 it does so: the backend goes by the grid that a device fills, which here is small, so that decodes
@@ -59,12 +58,17 @@ def unified(tree: SourceTree, arch: str) -> Adapter:
 
 
 def descriptors(tree: SourceTree, arch: str) -> Adapter:
-    """The same by tensor descriptors. Raises NotCheckedError where a tree has no such path."""
+    """The same by tensor descriptors. Raises NotCheckedError where a tree has no such path, and on
+    CUDA."""
+    if not arch.startswith("gfx"):
+        raise NotCheckedError(
+            f"{FILES[0]}: by default {TRITON_ATTN} takes descriptors on XPU alone, and the arch is "
+            f"{arch}, for which Triton does not pipeline descriptors made in a loop"
+        )
     made = _unified(tree, arch, "unified_attention_descriptors", {"use_td": True})
     allowed = made.info.domain.allowed | {
-        # A block is a whole number of tiles of 32, or one; a row of a descriptor has 16 bytes.
+        # A block is a whole number of tiles of 32, or one.
         "block_size": tuple(n for n in BLOCKS_OF_16 if int(n) % 32 == 0 or n == "16"),
-        "head_size": tuple(str(n) for n in HEAD_SIZES if n >= 16),
     }
     domain = msgspec.structs.replace(made.info.domain, allowed=allowed)
     return Adapter(msgspec.structs.replace(made.info, domain=domain), made.call, made.refusals)
@@ -99,7 +103,7 @@ def diffkv(tree: SourceTree, arch: str) -> Adapter:
             "value_size": VALUE_SIZES,
             "granularity": ("tensor",),
             "block_size": BLOCKS_OF_16,
-            "head_size": tuple(str(n) for n in HEAD_SIZES if n >= LEAST_DIFFKV_HEAD),
+            "head_size": head_sizes_of(backend),
             "cache_dtype": formats,
             "query": takes,
         },
@@ -144,12 +148,13 @@ def _unified(tree: SourceTree, arch: str, name: str, fixed: dict[str, Any]) -> A
             "value_size": ("same",),
             "granularity": ("tensor", INLINE) if has_scales else ("tensor",),
             "block_size": BLOCKS_OF_16,
+            "head_size": head_sizes_of(backend),
             "cache_dtype": ("fp32", "bf16", "fp16", fp8, *(("int8",) if has_scales else ())),
             "query": _queries(backend, "Q_IS_FP8" in source, arch),
         },
         forbidden=(*pages.forbidden, *_inline_elsewhere(backend)),
         source=f"{FILES[0]}: unified_attention; {TRITON_ATTN}: get_supported_kernel_block_sizes, "
-        "get_kv_cache_shape, _ensure_scale_caches, supports_quant_query_input",
+        "get_kv_cache_shape, supports_head_size, _ensure_scale_caches, supports_quant_query_input",
     )
     return attention_adapter(name, UNIFIED, call, domain, module, _precision(source, arch))
 

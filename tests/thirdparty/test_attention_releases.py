@@ -3,7 +3,7 @@
 import pytest
 from nights import by_night
 
-from kvfuzz.errors import Exit
+from kvfuzz.errors import Exit, NotCheckedError
 
 pytestmark = pytest.mark.thirdparty
 
@@ -43,13 +43,49 @@ def test_what_few_caches_have_is_clean(campaign, vllm, target, where):
     assert summary.passed["dead_bytes"] == CASES
 
 
-def test_queries_are_quantised_where_a_backend_does_so(vllm):
+@pytest.fixture
+def allowed(vllm):
+    """What a target of a release lets an axis be."""
     from kvfuzz.kernels.resolve import resolve
     from kvfuzz.model.target import TargetSpec
 
+    def look(target, release, axis, arch="gfx942"):
+        return set(resolve(TargetSpec(target, vllm(release)), arch=arch).info.domain.allowed[axis])
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("target", "release"),
+    [(UNIFIED, "0.13.0"), (UNIFIED, "0.33.0"), (DIFFKV, "0.33.0"), (DESCRIPTORS, "0.33.0")],
+)
+def test_no_head_is_drawn_that_a_backend_refuses(allowed, target, release):
+    """On CUDA Triton has no dot over fewer than 16 elements: a small head is a crash there."""
+    sizes = allowed(target, release, "head_size")
+    assert sizes == {"32", "64", "80", "96", "128", "192", "256"}
+
+
+def test_rocm_attn_lists_its_heads(allowed):
+    sizes = {"32", "64", "96", "128", "192", "256"}
+    for target in PAGED, CHUNKED:
+        assert allowed(target, "0.13.0", "head_size") == sizes
+        assert allowed(target, "0.33.0", "head_size") == sizes | {"80"}
+
+
+def test_on_cuda_no_part_of_a_row_is_too_small_for_a_dot(allowed):
+    decode = "vllm:decode_attention"
+    assert allowed(decode, "0.33.0", "rope_size") == {"8", "16", "64"}
+    assert allowed(decode, "0.33.0", "rope_size", "sm_90") == {"16", "64"}
+
+
+def test_on_cuda_no_backend_takes_descriptors(allowed):
+    with pytest.raises(NotCheckedError, match="XPU"):
+        allowed(DESCRIPTORS, "0.33.0", "head_size", "sm_90")
+
+
+def test_queries_are_quantised_where_a_backend_does_so(allowed):
     def queries(release, arch):
-        info = resolve(TargetSpec(UNIFIED, vllm(release)), arch=arch).info
-        return set(info.domain.allowed["query"])
+        return allowed(UNIFIED, release, "query", arch)
 
     assert queries("0.33.0", "gfx942") == {"model", "quantised"}
     assert queries("0.33.0", "gfx90a") == {"model"}
