@@ -1,12 +1,11 @@
 """Try every lane out, each in a worker of its own, since a process has one lane for life."""
 
-import multiprocessing
 from concurrent.futures import TimeoutError as FutureTimeout
 
 import msgspec
 from pebble import ProcessExpired, ProcessPool
 
-from kvfuzz.engine.pool import START_TIMEOUT_S, cause
+from kvfuzz.engine.pool import FORKED, START_TIMEOUT_S, cause
 from kvfuzz.engine.worker.entry import check_up, settle
 from kvfuzz.model.checkup import Checkup, LaneState
 from kvfuzz.model.target import LANES
@@ -18,8 +17,7 @@ def check_lanes(arch: str) -> list[Checkup]:
 
 
 def _checked(lane: str, arch: str) -> Checkup:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPool(max_workers=1, context=context, initializer=settle) as pool:
+    with ProcessPool(max_workers=1, context=FORKED, initializer=settle) as pool:
         try:
             task = pool.schedule(check_up, args=(lane, arch), timeout=START_TIMEOUT_S)
             return msgspec.msgpack.decode(task.result(), type=Checkup)

@@ -7,8 +7,11 @@ failed `crash` property and goes on with a fresh worker.
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing.forkserver import ensure_running
 from types import TracebackType
 
 import msgspec
@@ -37,6 +40,45 @@ IMPATIENT = 4
 """By how much sooner a judge gives up that is asked again."""
 
 
+FORKED = multiprocessing.get_context("forkserver")
+"""Workers fork from a server that has imported torch and triton and done nothing else: one that
+replaces another is there at once, and is as fresh. The server has the environment variables and the
+streams that this process had when its first worker started."""
+FORKED.set_forkserver_preload(["kvfuzz.engine.worker.preload"])
+
+
+@cache
+def serve() -> None:
+    """Have the server, which starts once, and wait for its imports.
+
+    Raises InfrastructureError where they kill it.
+    """
+    with _unheard():
+        ensure_running()
+    first = FORKED.Process(target=os.getpid)
+    try:
+        first.start()
+        first.join()
+    except (EOFError, OSError) as error:
+        raise InfrastructureError(
+            f"no worker could be started ({type(error).__name__}: {error}); "
+            "python -c 'import torch, triton' may show why"
+        ) from error
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """SIGINT blocked, which the threads and processes that start meanwhile inherit.
+
+    Ctrl-C reaches the whole process group; the parent alone is to act on it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Worker:
     """Executes and judges cases in a child process, one at a time."""
 
@@ -45,22 +87,16 @@ class Worker:
         self._timeout = case_timeout_s
         self._pool = ProcessPool(
             max_workers=1,
-            context=multiprocessing.get_context("spawn"),
+            context=FORKED,
             initializer=settle,
         )
         self._started = False
-        self._spawn()
+        self._start()
 
-    def _spawn(self) -> None:
-        """Start the pool's threads and its process with SIGINT blocked, which both inherit.
-
-        Ctrl-C reaches the whole process group; the parent alone is to act on it.
-        """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+    def _start(self) -> None:
+        serve()
+        with _unheard():
             self._pool.schedule(os.getpid).result()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __enter__(self) -> "Worker":
         return self

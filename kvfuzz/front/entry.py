@@ -1,6 +1,6 @@
 """The console script. Imports nothing at module level that a worker must not have.
 
-A worker is spawned, so it imports this module once more; click, rich and the engine (which loads
+A worker imports this module once more, as its main module; click, rich and the engine (which loads
 hypothesis) come with the first command.
 """
 

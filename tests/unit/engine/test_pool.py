@@ -1,8 +1,12 @@
 """Crash and hang are verdicts: each costs one case, is named, and the next case runs."""
 
+import os
+import signal
+from multiprocessing.forkserver import _forkserver
+
 import pytest
 
-from kvfuzz.engine.pool import Worker
+from kvfuzz.engine.pool import Worker, serve
 from kvfuzz.engine.worker.entry import WorkerConfig
 from kvfuzz.errors import InfrastructureError, NotCheckedError, UsageError
 from kvfuzz.model.lower import lower
@@ -49,6 +53,34 @@ def test_a_crash_and_a_hang_cost_one_case_each_and_are_named(target, gather_scen
         assert "exit code 7" in _crash(worker.check(exits))
     with Worker(_config("builtin:gather_cache"), case_timeout_s=30) as worker:
         assert not worker.check(segfaults).failed
+
+
+CHANGES_TORCH = """
+import torch
+
+def gather_cache(key_cache, value_cache, key, value, block_table, cu_seqlens_kv, token_to_batch):
+    torch.changed = getattr(torch, "changed", 0) + 1
+    raise ValueError(f"for the {torch.changed}. time")
+"""
+
+
+def test_a_worker_is_as_fresh_as_the_first(tmp_path, gather_scene):
+    """Workers fork from a server that runs no target."""
+    path = tmp_path / "k.py"
+    path.write_text(CHANGES_TORCH)
+    for _ in range(2):
+        with Worker(_config(f"{path}:gather_cache"), case_timeout_s=30) as worker:
+            assert "for the 1. time" in _crash(worker.check(lower(gather_scene)))
+
+
+def test_a_server_that_was_killed_is_replaced(gather_scene):
+    case = lower(gather_scene)
+    serve()
+    server = _forkserver._forkserver_pid
+    os.kill(server, signal.SIGKILL)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    with Worker(_config("builtin:gather_cache"), case_timeout_s=30) as worker:
+        assert not worker.check(case).failed
 
 
 LATE_ONCE = """

@@ -138,7 +138,7 @@ def test_the_worker_never_loads_hypothesis():
 
 
 def test_the_console_entry_point_loads_nothing_heavy_before_it_is_called():
-    # A spawned worker imports the main module again, which is this one.
+    # A worker imports the main module again, which is this one.
     assert not _loaded_after("import kvfuzz, kvfuzz.front.entry") & (PARENT_ONLY | WORKER_ONLY)
 
 
