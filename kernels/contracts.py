@@ -14,6 +14,16 @@ from kvfuzz.kernels.adapter import Call
 from kvfuzz.kernels.contract import Contract, Scalars, Tensors
 from kvfuzz.kernels.contract_table import CONTRACTS
 
+TOLD_BY = {
+    "query": ("model", "q_scale"),
+    "window": ("none", "window"),
+    "softcap": ("none", "softcap"),
+    "sinks": ("none", "sinks"),
+    "alibi_slopes": ("none", "alibi_slopes"),
+}
+"""Axes that come to a function by a parameter of their own: the level of a function that takes no
+such parameter, and its name."""
+
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -41,6 +51,18 @@ def objections(function: Callable[..., object], op: str) -> tuple[str, ...]:
             if name not in taken and not _takes_keywords(function)
         ),
     )
+
+
+def untold(function: Callable[..., object], op: str) -> dict[str, tuple[str, str]]:
+    """Axes of which `function` takes no parameter: each with the level that it is left with, and
+    the name of the parameter."""
+    contract = CONTRACTS[op]
+    taken = {contract.canonical(parameter.name) for parameter in _parameters(function)}
+    return {
+        axis: (level, name)
+        for axis, (level, name) in TOLD_BY.items()
+        if name in contract.known and name not in taken and not _takes_keywords(function)
+    }
 
 
 def bind(function: Callable[..., object], op: str) -> Call:

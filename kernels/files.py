@@ -23,7 +23,7 @@ from kvfuzz.errors import NotCheckedError, UsageError
 from kvfuzz.kernels import plan_targets
 from kvfuzz.kernels.adapter import Adapter, content_of
 from kvfuzz.kernels.contract_table import CONTRACTS, conventional
-from kvfuzz.kernels.contracts import bind, objections
+from kvfuzz.kernels.contracts import bind, objections, untold
 from kvfuzz.kernels.fp8 import formats_of
 from kvfuzz.kernels.own import INVERSE, quantise_of
 from kvfuzz.kernels.plan_targets import PlanAdapter
@@ -50,10 +50,11 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
     """The adapter of the function; its op is `spec.op`, or what its parameters say. That of an op
     on a cache plan (`kvfuzz.kernels.plan_targets` says what it takes) has to be named.
 
-    It claims all strides, sizes and numbers, of the axes in `CONVENTIONAL` those levels, and
-    instead of either what the file declares: narrow it with --where, or let the function refuse by
-    raising NotImplementedError. Raises UsageError where the file, the function, its op or a
-    declaration cannot be made out, and NotCheckedError where the file does not import.
+    It claims all strides, sizes and numbers, of the axes in `CONVENTIONAL` those levels, of axes
+    that it has no parameter for nothing (`TOLD_BY`), and instead of each what the file declares:
+    narrow it with --where, or let the function refuse by raising NotImplementedError. Raises
+    UsageError where the file, the function, its op or a declaration cannot be made out, and
+    NotCheckedError where the file does not import.
     """
     file, _, name = spec.name.rpartition(":")
     path = Path(file)
@@ -75,7 +76,7 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
         # Never the path: a seed must mean the same on every machine.
         name=f"file:{name}",
         op=op,
-        domain=_domain(module, spec.name, op, arch),
+        domain=_domain(module, function, spec.name, op, arch),
         quantise=_quantise(module, spec.name, op),
         partner=INVERSE.get(op, ""),
         content=content,
@@ -85,7 +86,9 @@ def adapter(spec: TargetSpec, *, arch: str) -> Adapter | PlanAdapter:
     return Adapter(info, bind(function, op), (NotImplementedError,))
 
 
-def _domain(module: ModuleType, target: str, op: str, arch: str) -> Domain:
+def _domain(
+    module: ModuleType, function: Callable[..., Any], target: str, op: str, arch: str
+) -> Domain:
     declared = getattr(module, DOMAIN, "")
     if not isinstance(declared, str):
         raise UsageError(f"target {target}: {DOMAIN}={declared!r}, expected text, AXIS=LEVEL|LEVEL")
@@ -97,12 +100,20 @@ def _domain(module: ModuleType, target: str, op: str, arch: str) -> Domain:
         Domain().narrowed(op, more)
     except UsageError as error:
         raise UsageError(f"target {target}: {DOMAIN}: {error}".replace("--where ", "")) from None
+    missing = untold(function, op)
+    for axis, (level, parameter) in missing.items():
+        if asked := [each for each in more.get(axis, ()) if each != level]:
+            raise UsageError(
+                f"target {target}: {DOMAIN}: {axis}={asked[0]}, and {function.__name__} takes no "
+                f"{parameter}; add the parameter, or declare {axis}={level}"
+            )
     formats = formats_of(arch)
     known = tuple(each for each in more.pop("cache_dtype", formats) if each in formats)
     if not known:
         raise UsageError(f"target {target}: {DOMAIN}: on {arch} Triton has {'|'.join(formats)}")
+    left = {axis: (level,) for axis, (level, _) in missing.items()}
     return Domain(
-        allowed=conventional(op) | more | {"cache_dtype": known},
+        allowed=conventional(op) | left | more | {"cache_dtype": known},
         source=f"a file target takes the conventional on {arch}, or what its {DOMAIN} says",
     )
 

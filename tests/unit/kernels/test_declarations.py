@@ -53,6 +53,23 @@ def test_a_domain_that_the_op_has_not_is_named(tmp_path, domain, names):
     assert "--where" not in str(caught.value)
 
 
+def test_a_domain_of_what_the_function_is_never_told_is_named(tmp_path):
+    with pytest.raises(UsageError, match="query=quantised") as caught:
+        _resolved(tmp_path, "KVFUZZ_DOMAIN = 'query=model|quantised'\n")
+    assert "q_scale" in str(caught.value)
+
+
+def test_nothing_is_drawn_that_a_function_has_no_parameter_for(tmp_path):
+    allowed = _resolved(tmp_path, "").domain.allowed
+    axes = ("window", "softcap", "sinks", "alibi_slopes")
+    assert {allowed[axis] for axis in axes} == {("none",)}
+    path = tmp_path / "all.py"
+    more = "sliding_window, softcap, sinks, alibi_slopes, q_descale"
+    path.write_text(KERNEL.replace("query_start_loc", f"query_start_loc, {more}"))
+    taken = resolve(TargetSpec(f"{path}:unified_attention")).info.domain.allowed
+    assert not taken.keys() & set(axes)
+
+
 def test_what_a_file_does_not_say_is_what_kernels_are_known_to_do(tmp_path):
     info = _resolved(tmp_path, "")
     assert (info.precision.merged, info.precision.weights) == ("lse", "query")
