@@ -5,6 +5,7 @@ and test_scripts.py.
 """
 
 import pytest
+from nights import by_night
 
 from kvfuzz.engine.explore import Deadline, Exploration, Trial
 from kvfuzz.engine.findings import size_of
@@ -21,13 +22,20 @@ MOST_CASES = 400
 SLOW = {*ATTENTION_OPS, MLA_OP}
 """Ops of which a case takes a few tenths of a second; most of their mutants wait for the night."""
 ONE_IN = 8
-LONG = ("mla_decode_rows_of_query",)
-"""Mutants that take minutes."""
+LONG = (
+    "mla_decode_rows_of_query",
+    "mla_decode_output_rows_dense",
+    "decode_output_row",
+    "block_size_bounded_by_strides",
+    "k_scale_head_stride_for_v",
+    "reciprocal_scale",
+)
+"""Mutants that take minutes, or tens of seconds."""
 
 
 def _marked(number, mutant):
     waits = mutant.name in LONG or (mutant.patches in SLOW and number % ONE_IN)
-    return pytest.param(mutant, marks=pytest.mark.nightly if waits else (), id=mutant.name)
+    return by_night(mutant, id=mutant.name) if waits else pytest.param(mutant, id=mutant.name)
 
 
 @pytest.mark.parametrize("mutant", [_marked(*each) for each in enumerate(CATCHABLE)])

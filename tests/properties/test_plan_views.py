@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from cache_plans import bytes_of_view, drawn_plan_cases
 from msgspec.structs import replace
+from nights import first_by_day
 
 from kvfuzz.engine.worker.plan_judge import PlanJudge
 from kvfuzz.engine.worker.proving import prove
@@ -99,7 +100,7 @@ def _assert_agreement(case, made, counted):
     return Counter((name, counted[name]) for name in OWNERSHIP)
 
 
-@pytest.mark.parametrize("target", ["builtin:cache_views", *OF_VIEWS])
+@pytest.mark.parametrize("target", first_by_day(["builtin:cache_views", *OF_VIEWS], 3))
 def test_what_is_proved_at_one_count_is_what_counting_says(judged, target):
     compared = Counter()
     for each in judged(target):
@@ -145,7 +146,7 @@ def test_proofs_and_counting_agree_on_views_that_are_wrong_at_random(drawn):
     assert min(compared.values()) > 50, compared
 
 
-@pytest.mark.parametrize("target", ["builtin:cache_views", *OF_VIEWS])
+@pytest.mark.parametrize("target", first_by_day(["builtin:cache_views", *OF_VIEWS], 3))
 def test_what_is_proved_for_every_count_passes_at_each(drawn, target):
     judge = _judge(target)
     for case in drawn["cache_views"][:250]:
@@ -160,7 +161,7 @@ def test_what_is_proved_for_every_count_passes_at_each(drawn, target):
                 assert {counted[name] for name in proved} == {"passed"}, (blocks, case)
 
 
-@pytest.mark.parametrize("target", OF_VIEWS)
+@pytest.mark.parametrize("target", first_by_day(OF_VIEWS, 3))
 def test_a_counterexample_of_a_proof_fails_when_its_bytes_are_counted(drawn, target):
     judge = _judge(target)
     for case in drawn["cache_views"][:400]:
@@ -286,7 +287,7 @@ def _planned(key, options):
         return None, str(error)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first_by_day(LAYOUTS, 4))
 def test_every_preset_that_can_be_planned_is_proved_for_every_count(layout):
     target, proved, refused = resolve(TargetSpec("builtin:cache_views")), 0, 0
     for key in COMPLETE:

@@ -1,6 +1,7 @@
 """Rows that are no request's, and layers that attend one after the other, in kernels of a file."""
 
 import pytest
+from nights import by_night
 
 from kvfuzz.errors import Exit
 
@@ -50,7 +51,9 @@ def _file(tmp_path, text, **chosen):
     return path
 
 
-@pytest.mark.parametrize(("keeps", "expected"), [("False", Exit.CLEAN), ("True", Exit.FINDING)])
+@pytest.mark.parametrize(
+    ("keeps", "expected"), [by_night("False", Exit.CLEAN), ("True", Exit.FINDING)]
+)
 def test_what_one_layer_leaves_to_the_next_of_its_step_shows(tmp_path, campaign, keeps, expected):
     path = _file(tmp_path, SHARED, keeps=keeps)
     code, found, _ = campaign(

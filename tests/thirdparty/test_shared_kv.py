@@ -16,7 +16,7 @@ MATRIX = shared_kv_matrix()
 FIXED = ["0.30.0", "0.32.0", "0.33.0"]
 REAL_SCALES = "order=shuffle,scale=power_of_two|general"
 
-CASES = 30
+CASES = 20
 
 CLEAN = [
     by_night("0.30.0", "order=hnd"),

@@ -1,5 +1,7 @@
 """The guide: boundary rows, covering rows, then cases near those that showed something new."""
 
+import pytest
+
 from kvfuzz.engine.guide import Guide
 from kvfuzz.model.axes import Domain, facts
 from kvfuzz.model.lower import lower
@@ -43,6 +45,7 @@ def test_the_same_number_draws_the_same_cases_and_another_draws_others():
     assert sum(a == b for a, b in zip(first, other, strict=True)) < 5
 
 
+@pytest.mark.nightly
 def test_random_cases_are_often_near_one_that_showed_something_new():
     guide = Guide(space("gather_cache", DOMAIN), 0)
     cases = draws(guide, 900)

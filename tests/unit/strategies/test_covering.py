@@ -16,11 +16,7 @@ from kvfuzz.strategies.choices import Drawn
 from kvfuzz.strategies.covering import Covering
 from kvfuzz.strategies.greedy import Noise
 
-TARGETS = (
-    "builtin:gather_cache",
-    pytest.param("builtin:reshape_and_cache", marks=pytest.mark.nightly),
-    pytest.param("conch:reshape_and_cache", marks=pytest.mark.nightly),
-)
+TARGETS = ("builtin:gather_cache", "builtin:reshape_and_cache", "conch:reshape_and_cache")
 SMALL = Domain(
     allowed={
         "layout": ("kv_first", "hybrid"),
@@ -54,6 +50,7 @@ def covered(covering, within, *, most=5000):
     return rows
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_is_covered_in_at_most_1_3_times_the_product_of_its_largest_axes(target):
     info = resolve(TargetSpec(target)).info

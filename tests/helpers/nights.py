@@ -1,14 +1,27 @@
 """What is run by day, and what waits for the night because other releases show the same."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 
-def by_night(*values: object) -> Any:
+def by_night(*values: object, id: str | None = None) -> Any:
     """Parameters of a test that waits."""
-    return pytest.param(*values, marks=pytest.mark.nightly)
+    return pytest.param(*values, marks=pytest.mark.nightly, id=id)
+
+
+def first_by_day(values: Sequence[Any], count: int) -> list[Any]:
+    """The first `count` values by day, the others by night."""
+    return [*values[:count], *map(by_night, values[count:])]
+
+
+def all_but(waiting: Collection[str], cases: Mapping[str, Any]) -> list[Any]:
+    """Cases by id; those of `waiting` wait."""
+    return [
+        by_night(case, id=name) if name in waiting else pytest.param(case, id=name)
+        for name, case in cases.items()
+    ]
 
 
 def newest_by_day(rows: Sequence[tuple[str, ...]]) -> list[Any]:
