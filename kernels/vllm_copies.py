@@ -43,7 +43,11 @@ def swap(tree: SourceTree, arch: str) -> Adapter:
             for source, target in tensors["block_mapping"].tolist()
             for one, other in zip(here, there, strict=True)
         ]
-        columns = [torch.tensor(column, dtype=torch.int64) for column in zip(*jobs, strict=True)]
+        device = tensors["key_cache"].device
+        columns = [
+            torch.tensor(column, dtype=torch.int64, device=device)
+            for column in zip(*jobs, strict=True)
+        ]
         count = len(jobs)
         kernel[(min(module.NUM_SMS, count),)](*columns, count, BYTES_PER_CHUNK=CHUNK)
 
@@ -189,7 +193,7 @@ def states(tree: SourceTree, arch: str) -> Adapter:
         functions: Any = (_whole_state,) * len(caches)
         buffers = SimpleNamespace(offset=0)
         for name, dtype in (("src_ptrs", np.int64), ("dst_ptrs", np.int64), ("sizes", np.int32)):
-            setattr(buffers, name, _Buffer(len(pairs) * len(caches), dtype))
+            setattr(buffers, name, _Buffer(len(pairs) * len(caches), dtype, caches[0].device))
         config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=[LAYER])])
         context = {LAYER: SimpleNamespace(kv_cache=[caches] if wraps else caches)}
         for pair in pairs:
@@ -214,12 +218,13 @@ def _whole_state(
 class _Buffer:
     """What the engine's CpuGpuBuffer is to a copy."""
 
-    def __init__(self, count: int, dtype: Any) -> None:
+    def __init__(self, count: int, dtype: Any, device: torch.device) -> None:
         self.np = np.zeros(count, dtype)
+        self._device = device
 
     def copy_to_gpu(self, count: int) -> torch.Tensor:
-        """The first `count` numbers."""
-        return torch.from_numpy(self.np[:count].copy())
+        """The first `count` numbers, on the device of the caches."""
+        return torch.from_numpy(self.np[:count].copy()).to(self._device)
 
 
 def _adapter(name: str, op: str, call: Any, domain: Domain, module: Any) -> Adapter:
