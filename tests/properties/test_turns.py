@@ -19,6 +19,7 @@ from kvfuzz.strategies import drawn_scene, space
 TAKING_TURNS = {
     op: {each.name for each in PROPERTIES if each.takes_turns and each.is_about(op)} for op in OPS
 }
+DRAWN = 400
 NARROW = {"reach": ("near",), "block_size": ("4",), "head_size": ("16",)}
 
 
@@ -56,10 +57,10 @@ def test_a_case_that_passes_has_a_few_relations_decided_and_everything_else(judg
 
 @pytest.mark.parametrize("op", first_by_day(OPS, 1))
 def test_each_relation_comes_first_about_as_often_as_the_others(op):
-    cases = _drawn(op, 700)
+    cases = _drawn(op, DRAWN)
     first = [by_turn(case)[0].name for case in cases]
     assert set(first) == TAKING_TURNS[op]
-    assert min(map(first.count, TAKING_TURNS[op])) > 700 / len(TAKING_TURNS[op]) / 2
+    assert min(map(first.count, TAKING_TURNS[op])) > DRAWN / len(TAKING_TURNS[op]) / 2
 
 
 def test_a_case_that_fails_is_asked_everything(judge, gather_scene):

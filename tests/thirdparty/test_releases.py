@@ -6,6 +6,7 @@ from nights import newest_by_day
 from kvfuzz.errors import Exit
 
 pytestmark = pytest.mark.thirdparty
+CASES = 40
 
 GATHER = "vllm:cp_mha_gather_cache"
 SHUFFLE_WRITER = "vllm:reshape_and_cache_shuffle"
@@ -90,12 +91,12 @@ def test_another_op_is_clean_where_it_is_right(campaign, vllm, target, release):
 
 @pytest.mark.parametrize(("target", "release", "where"), newest_by_day(CLEAN))
 def test_a_release_that_fixed_it_is_clean(campaign, vllm, target, release, where):
-    code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=60)
+    code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=CASES)
     assert code == Exit.CLEAN
-    assert summary.cases == 60
+    assert summary.cases == CASES
     assert summary.facts["blocks_used"]["2+"] >= 20
     assert summary.refused == 0
-    assert summary.passed["oracle"] == 60
+    assert summary.passed["oracle"] == CASES
 
 
 def test_conch_is_red_where_the_cache_has_a_head_stride_of_its_own(campaign):

@@ -64,7 +64,7 @@ def test_a_release_is_clean_where_it_is_right(campaign, vllm, release, where):
     assert {"decode", "prefill", "extend"} <= summary.facts["phase"].keys()
 
 
-@pytest.mark.parametrize("release", FIXED)
+@pytest.mark.parametrize("release", ["0.30.0", by_night("0.32.0"), "0.33.0"])
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_cases_of_upstreams_test_pass(judge, vllm, release, name):
     from kvfuzz.model.ops.op_case import lower_op

@@ -13,6 +13,7 @@ from kvfuzz.model.ops.page_scene import PageScene
 from kvfuzz.model.plan import AttentionLayer
 
 pytestmark = pytest.mark.thirdparty
+CASES = 40
 
 ZERO, SWAP, STATES = "vllm:zero_blocks", "vllm:swap_blocks", "vllm:copy_states"
 CLEAN = [
@@ -28,19 +29,19 @@ CLEAN = [
 
 
 def _is_clean(code, summary):
-    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, 60, 0)
-    assert summary.passed["oracle"] == summary.passed["frame"] == 60
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
+    assert summary.passed["oracle"] == summary.passed["frame"] == CASES
     assert summary.facts["reach"]["past_2g_elements"] >= 1
 
 
 @pytest.mark.parametrize(("target", "release"), newest_by_day(CLEAN))
 def test_a_release_is_clean(campaign, vllm, target, release):
-    code, _, summary = campaign(target, sources=vllm(release), max_cases=60)
+    code, _, summary = campaign(target, sources=vllm(release), max_cases=CASES)
     _is_clean(code, summary)
 
 
 def test_conchs_copy_is_clean(campaign):
-    code, _, summary = campaign("conch:copy_blocks", max_cases=60)
+    code, _, summary = campaign("conch:copy_blocks", max_cases=CASES)
     _is_clean(code, summary)
     assert min(summary.facts["order"][each] for each in ("nhd", "hnd", "shuffle")) > 5
 

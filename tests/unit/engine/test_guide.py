@@ -26,6 +26,7 @@ def draws(guide, count, *, learn=True, news=lambda n: False):
     return seen
 
 
+@pytest.mark.nightly
 def test_phases_follow_each_other_and_covering_ends_with_nothing_open():
     guide = Guide(space("gather_cache", DOMAIN), 0)
     phases = [phase for phase, _, _ in draws(guide, 600)]

@@ -110,6 +110,7 @@ def test_noise_is_the_counter_hash_of_fills():
     assert drawn == [each / 2**53 for each in expected]
 
 
+@pytest.mark.nightly
 def test_two_random_numbers_cover_by_different_rows():
     within = space("gather_cache", SMALL.narrowed("gather_cache"))
     one, other = (covered(Covering(within, seed), within) for seed in (1, 2))
