@@ -3,10 +3,10 @@
 from concurrent.futures import TimeoutError as FutureTimeout
 
 import msgspec
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
-from kvfuzz.engine.pool import FORKED, START_TIMEOUT_S, cause
-from kvfuzz.engine.worker.entry import check_up, settle
+from kvfuzz.engine.pool import START_TIMEOUT_S, cause, one_worker
+from kvfuzz.engine.worker.entry import check_up
 from kvfuzz.model.checkup import Checkup, LaneState
 from kvfuzz.model.target import LANES
 
@@ -17,7 +17,7 @@ def check_lanes(arch: str) -> list[Checkup]:
 
 
 def _checked(lane: str, arch: str) -> Checkup:
-    with ProcessPool(max_workers=1, context=FORKED, initializer=settle) as pool:
+    with one_worker() as pool:
         try:
             task = pool.schedule(check_up, args=(lane, arch), timeout=START_TIMEOUT_S)
             return msgspec.msgpack.decode(task.result(), type=Checkup)

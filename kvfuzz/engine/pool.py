@@ -42,9 +42,14 @@ IMPATIENT = 4
 
 FORKED = multiprocessing.get_context("forkserver")
 """Workers fork from a server that has imported torch and triton and done nothing else: one that
-replaces another is there at once, and is as fresh. The server has the environment variables and the
-streams that this process had when its first worker started."""
+replaces another is there at once, and is as fresh. Their standard streams are those that this
+process had when the first one started."""
 FORKED.set_forkserver_preload(["kvfuzz.engine.worker.preload"])
+
+
+def one_worker() -> ProcessPool:
+    """A pool of one worker, not yet started."""
+    return ProcessPool(1, context=FORKED, initializer=settle, initargs=[dict(os.environ)])
 
 
 @cache
@@ -85,11 +90,7 @@ class Worker:
     def __init__(self, config: WorkerConfig, *, case_timeout_s: float) -> None:
         self._config = msgspec.msgpack.encode(config)
         self._timeout = case_timeout_s
-        self._pool = ProcessPool(
-            max_workers=1,
-            context=FORKED,
-            initializer=settle,
-        )
+        self._pool = one_worker()
         self._started = False
         self._start()
 

@@ -61,11 +61,14 @@ LOST_DEVICE = 114
 """Exit code of a worker whose GPU answers no more, as after an access to no memory at all."""
 
 
-def settle() -> None:
+def settle(environment: dict[str, str]) -> None:
     """Make a fresh process a worker that its target cannot easily get out of.
 
-    Prints go to stderr, off the parent's output; an exit without an error becomes one.
+    It has the parent's `environment` as it is now. Prints go to stderr, off the parent's output; an
+    exit without an error becomes one.
     """
+    os.environ.clear()
+    os.environ.update(environment)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     leave = os._exit
     os._exit = lambda status: leave(status or DIED_WITHOUT_ERROR)

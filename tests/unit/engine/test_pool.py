@@ -73,6 +73,27 @@ def test_a_worker_is_as_fresh_as_the_first(tmp_path, gather_scene):
             assert "for the 1. time" in _crash(worker.check(lower(gather_scene)))
 
 
+SAYS_WHAT_IT_IS_TOLD = """
+import os
+
+def gather_cache(key_cache, value_cache, key, value, block_table, cu_seqlens_kv, token_to_batch):
+    raise ValueError(f"told {os.environ.get('KVFUZZ_TEST')}")
+"""
+
+
+def test_a_worker_has_the_variables_of_now(tmp_path, gather_scene, monkeypatch):
+    path = tmp_path / "k.py"
+    path.write_text(SAYS_WHAT_IT_IS_TOLD)
+    serve()
+    for value in ("one", "two"):
+        monkeypatch.setenv("KVFUZZ_TEST", value)
+        with Worker(_config(f"{path}:gather_cache"), case_timeout_s=30) as worker:
+            assert f"told {value}" in _crash(worker.check(lower(gather_scene)))
+    monkeypatch.delenv("KVFUZZ_TEST")
+    with Worker(_config(f"{path}:gather_cache"), case_timeout_s=30) as worker:
+        assert "told None" in _crash(worker.check(lower(gather_scene)))
+
+
 def test_a_server_that_was_killed_is_replaced(gather_scene):
     case = lower(gather_scene)
     serve()
