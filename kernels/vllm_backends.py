@@ -29,7 +29,7 @@ POWERS_OF_TWO: Levels = tuple(str(d) for d in HEAD_SIZES if d & (d - 1) == 0)
 MODELS_HEADS: Levels = tuple(str(d) for d in HEAD_SIZES if d <= 256)
 """Larger rows are MLA's, which have functions of their own."""
 LEAST_DOT = 16
-"""Elements that tl.dot sums at least on CUDA, of two bytes or more; on ROCm one is enough (triton:
+"""Elements of two bytes that tl.dot sums at least on CUDA; on ROCm one is enough (triton:
 third_party/nvidia and amd, backend/compiler.py, min_dot_size)."""
 
 REFUSALS = (AssertionError, NotImplementedError)
