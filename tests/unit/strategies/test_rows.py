@@ -76,6 +76,7 @@ def test_the_integers_of_a_row_draw_it_again(whole):
         assert whole.drawn_row(Drawn(seed + 1, whole.integers(row))) == row
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("axis", [axis.name for axis in TOKEN_AXES])
 def test_each_level_of_an_axis_can_be_asked_for_alone(axis):
     for op in OPS:
