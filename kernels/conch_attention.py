@@ -49,6 +49,7 @@ PLAIN: dict[str, Levels] = {
     "window": ("none",),
     "sinks": ("none",),
     "alibi_slopes": ("none",),
+    "query": ("model",),
 }
 
 

@@ -127,6 +127,21 @@ def test_of_diffkv_the_same_is_true_up_to_0_32_0(campaign, vllm):
     assert (code, list(found)) == (Exit.CLEAN, [])
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "conch:paged_attention",
+        *map(by_night, ("conch:varlen_attention", "conch:unified_attention")),
+    ],
+)
+def test_conch_is_asked_for_nothing_that_it_refuses(campaign, target):
+    effort = {"keep_going": True, "shrink_s": 0.1, "reduce_s": 0.1, "extent_s": 0.0}
+    _, found, summary = campaign(target, where="reach=near", max_cases=CASES, **effort)
+    assert (summary.cases, summary.refused) == (CASES, 0)
+    assert summary.facts["query"]["quantised"] == 0
+    assert "crash" not in {each.seed.property for each in found}
+
+
 @pytest.mark.nightly
 def test_conch_multiplies_block_ids_in_32_bits(campaign):
     code, (found,), _ = campaign(
