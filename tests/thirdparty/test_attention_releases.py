@@ -10,6 +10,7 @@ pytestmark = pytest.mark.thirdparty
 UNIFIED, DESCRIPTORS = "vllm:unified_attention", "vllm:unified_attention_descriptors"
 DIFFKV = "vllm:unified_attention_diffkv"
 PAGED, CHUNKED = "vllm:paged_attention_2d", "vllm:chunked_prefill_paged_decode"
+CONCH = ("conch:paged_attention", "conch:varlen_attention", "conch:unified_attention")
 CASES = 20
 CLEAN = [
     (UNIFIED, "0.33.0"),
@@ -83,6 +84,12 @@ def test_on_cuda_no_backend_takes_descriptors(allowed):
         allowed(DESCRIPTORS, "0.33.0", "head_size", "sm_90")
 
 
+def test_every_kernel_of_others_says_which_queries_it_takes(allowed):
+    for target in (*CONCH, UNIFIED, DIFFKV, PAGED, CHUNKED, "vllm:shared_kv_attention"):
+        queries = allowed(target, "0.33.0", "query")
+        assert queries == ({"model", "quantised"} if target in (UNIFIED, DIFFKV) else {"model"})
+
+
 def test_queries_are_quantised_where_a_backend_does_so(allowed):
     def queries(release, arch):
         return allowed(UNIFIED, release, "query", arch)
@@ -127,13 +134,8 @@ def test_of_diffkv_the_same_is_true_up_to_0_32_0(campaign, vllm):
     assert (code, list(found)) == (Exit.CLEAN, [])
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "conch:paged_attention",
-        *map(by_night, ("conch:varlen_attention", "conch:unified_attention")),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", CONCH)
 def test_conch_is_asked_for_nothing_that_it_refuses(campaign, target):
     effort = {"keep_going": True, "shrink_s": 0.1, "reduce_s": 0.1, "extent_s": 0.0}
     _, found, summary = campaign(target, where="reach=near", max_cases=CASES, **effort)

@@ -35,6 +35,7 @@ def test_phases_follow_each_other_and_covering_ends_with_nothing_open():
     assert (guide.covering.open, guide.covering.given_up) == (0, 0)
 
 
+@pytest.mark.nightly
 def test_the_same_number_draws_the_same_cases_and_another_draws_others():
     def integers(seed):
         guide = Guide(space("gather_cache", DOMAIN), seed)

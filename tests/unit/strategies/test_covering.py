@@ -61,6 +61,7 @@ def test_a_target_is_covered_in_at_most_1_3_times_the_product_of_its_largest_axe
     assert len(rows) <= 1.3 * covering.bound
 
 
+@pytest.mark.nightly
 def test_what_is_struck_off_is_shown_by_no_row_and_all_else_is_shown():
     op = OPS[1]
     within = space(op, SMALL.narrowed(op))
