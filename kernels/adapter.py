@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 
 from kvfuzz.model.target import TargetInfo
+from kvfuzz.model.vocabulary import Levels
 
 Call = Callable[[Mapping[str, torch.Tensor], Mapping[str, int | str]], None]
 """Takes a step's tensors and scalars under the op's own parameter names."""
@@ -20,6 +22,13 @@ class Adapter:
     call: Call
     refusals: tuple[type[BaseException], ...] = ()
     """Exceptions by which the target declares, before any launch, that it refuses an input."""
+
+    def taking(self, levels: dict[str, Levels]) -> "Adapter":
+        """The same with other levels of some axes."""
+        allowed = self.info.domain.allowed | levels
+        domain = msgspec.structs.replace(self.info.domain, allowed=allowed)
+        info = msgspec.structs.replace(self.info, domain=domain)
+        return replace(self, info=info)
 
 
 def content_of(source: bytes) -> str:

@@ -8,7 +8,6 @@ it passes.
 import inspect
 from typing import Any
 
-import msgspec
 import torch
 
 from kvfuzz.errors import NotCheckedError
@@ -66,12 +65,10 @@ def descriptors(tree: SourceTree, arch: str) -> Adapter:
             f"{arch}, for which Triton does not pipeline descriptors made in a loop"
         )
     made = _unified(tree, arch, "unified_attention_descriptors", {"use_td": True})
-    allowed = made.info.domain.allowed | {
-        # A block is a whole number of tiles of 32, or one.
-        "block_size": tuple(n for n in BLOCKS_OF_16 if int(n) % 32 == 0 or n == "16"),
-    }
-    domain = msgspec.structs.replace(made.info.domain, allowed=allowed)
-    return Adapter(msgspec.structs.replace(made.info, domain=domain), made.call, made.refusals)
+    # A block is a whole number of tiles of 32, or one.
+    return made.taking(
+        {"block_size": tuple(n for n in BLOCKS_OF_16 if int(n) % 32 == 0 or n == "16")}
+    )
 
 
 def diffkv(tree: SourceTree, arch: str) -> Adapter:
