@@ -37,19 +37,14 @@ def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
 def objections(function: Callable[..., object], op: str) -> tuple[str, ...]:
     """Why `function` cannot be bound as `op`, one sentence each; empty where it can."""
     contract = CONTRACTS[op]
-    parameters = _parameters(function)
-    taken = {contract.canonical(parameter.name) for parameter in parameters}
+    taken = _taken(function, contract)
     return (
         *(
             f"required parameter {parameter.name!r} is not known"
-            for parameter in parameters
+            for parameter in _parameters(function)
             if parameter.default is parameter.empty and not contract.canonical(parameter.name)
         ),
-        *(
-            f"takes no {name}"
-            for name in contract.required
-            if name not in taken and not _takes_keywords(function)
-        ),
+        *(f"takes no {name}" for name in contract.required if name not in taken),
     )
 
 
@@ -57,11 +52,11 @@ def untold(function: Callable[..., object], op: str) -> dict[str, tuple[str, str
     """Axes of which `function` takes no parameter: each with the level that it is left with, and
     the name of the parameter."""
     contract = CONTRACTS[op]
-    taken = {contract.canonical(parameter.name) for parameter in _parameters(function)}
+    taken = _taken(function, contract)
     return {
         axis: (level, name)
         for axis, (level, name) in TOLD_BY.items()
-        if name in contract.known and name not in taken and not _takes_keywords(function)
+        if name in contract.known and name not in taken
     }
 
 
@@ -103,6 +98,13 @@ def bind(function: Callable[..., object], op: str) -> Call:
         function(*positional, **named)
 
     return call
+
+
+def _taken(function: Callable[..., object], contract: Contract) -> set[str]:
+    """The canonical and derived names that `bind` hands to a function."""
+    names = (contract.canonical(parameter.name) for parameter in _parameters(function))
+    taken = {name for name in names if name}
+    return taken.union(_forwarded(function, contract, taken))
 
 
 def _forwarded(

@@ -102,14 +102,18 @@ def is_packed(backend: str) -> bool:
     return re.search(r"transpose\(1, 2\)\s*\.split\(", backend) is not None
 
 
+def returned(source: str, method: str) -> str:
+    """What the first method of that name returns, as source; empty where there is none."""
+    found = re.search(rf"def {method}\(.*?return (.*?)\n\n", source, re.DOTALL)
+    return found[1] if found else ""
+
+
 def head_sizes_of(backend: str) -> Levels:
     """The head sizes of models that a backend takes, by supports_head_size or
     get_supported_head_sizes: all of them, where it has neither."""
-    if listed := re.search(
-        r"def get_supported_head_sizes\(.*?return \[([\d, ]+)\]", backend, re.DOTALL
-    ):
-        return tuple(size for size in MODELS_HEADS if size in re.findall(r"\d+", listed[1]))
-    least = re.search(r"def supports_head_size\(.*?return head_size >= (\d+)", backend, re.DOTALL)
+    if listed := re.findall(r"\d+", returned(backend, "get_supported_head_sizes")):
+        return tuple(size for size in MODELS_HEADS if size in listed)
+    least = re.fullmatch(r"head_size >= (\d+)", returned(backend, "supports_head_size"))
     return tuple(size for size in MODELS_HEADS if int(size) >= (int(least[1]) if least else 0))
 
 

@@ -19,7 +19,7 @@ from kvfuzz.kernels.contracts import bind
 from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
 from kvfuzz.kernels.torch_dtypes import TORCH_DTYPES
-from kvfuzz.kernels.vllm_backends import content_of_module, function_of
+from kvfuzz.kernels.vllm_backends import content_of_module, function_of, returned
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.ops.latent_axes import GATHER_INDEX, INDEX, INSERT_V4, LATENT_SIZES
 from kvfuzz.model.target import Quantise, TargetInfo
@@ -131,7 +131,7 @@ def _allowed(tree: SourceTree, arch: str) -> dict[str, Levels]:
 
 def _block_sizes(backend: str) -> Levels:
     """Those of kernels on ROCm: `[1, MultipleOf(16)] if current_platform.is_rocm() else ...`."""
-    said = _returned(backend, "get_supported_kernel_block_sizes").partition(" if ")[0]
+    said = returned(backend, "get_supported_kernel_block_sizes").partition(" if ")[0]
     multiples = [int(unit) for unit in re.findall(r"MultipleOf\((\d+)\)", said)]
     exact = [int(size) for size in re.findall(r"(?<!\()\b(\d+)\b", said)]
     return tuple(
@@ -142,14 +142,8 @@ def _block_sizes(backend: str) -> Levels:
 
 
 def _head_sizes(backend: str) -> Levels:
-    sizes = re.findall(r"\d+", _returned(backend, "get_supported_head_sizes"))
+    sizes = re.findall(r"\d+", returned(backend, "get_supported_head_sizes"))
     return tuple(size for size in LATENT_SIZES if size in sizes)
-
-
-def _returned(source: str, method: str) -> str:
-    """What the first method of that name returns, as source; empty where there is none."""
-    found = re.search(rf"def {method}\(.*?return (.*?)\n\n", source, re.DOTALL)
-    return found[1] if found else ""
 
 
 def _adapter(

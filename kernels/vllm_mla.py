@@ -20,7 +20,7 @@ from kvfuzz.kernels.adapter import Adapter
 from kvfuzz.kernels.contract import Scalars, Tensors
 from kvfuzz.kernels.fp8 import dialect_of
 from kvfuzz.kernels.source_loader import SourceTree
-from kvfuzz.kernels.vllm_backends import LEAST_DOT, content_of_module, function_of
+from kvfuzz.kernels.vllm_backends import LEAST_DOT, content_of_module, function_of, returned
 from kvfuzz.model.axes import Domain
 from kvfuzz.model.fill import FP32_ONE
 from kvfuzz.model.ops.attended import softmax_scale
@@ -155,7 +155,7 @@ def _line(source: str, start: str) -> str:
 def _sizes(backend: str) -> tuple[Levels, Levels]:
     """The sizes of both parts of a row: a backend that does not say takes MLA's 576 alone, as its
     base class does (MLACommonBackend)."""
-    if re.search(r"def get_supported_head_sizes\(.*?return \[\]", backend, re.DOTALL):
+    if returned(backend, "get_supported_head_sizes") == "[]":
         return MLA_LATENT_SIZES, SIZES_OF["mla"][1]
     return ("512",), ("64",)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import msgspec
 import torch
 
 from kvfuzz.kernels.adapter import Adapter
@@ -84,10 +83,10 @@ def chunked(tree: SourceTree, arch: str) -> Adapter:
         _chunked(function, tensors, scalars, starts, _new_tokens(tensors, scalars))
 
     domain = _x_packed(tree, module, function, arch)
-    # A request without tokens would write the row behind the batch, which an engine pads away.
-    domain = msgspec.structs.replace(domain, allowed=domain.allowed | {"idle": ("none",)})
     name = "chunked_prefill_paged_decode"
-    return attention_adapter(name, UNIFIED, call, domain, module, PRECISION)
+    made = attention_adapter(name, UNIFIED, call, domain, module, PRECISION)
+    # A request without tokens would write the row behind the batch, which an engine pads away.
+    return made.taking({"idle": ("none",)})
 
 
 def _chunked(

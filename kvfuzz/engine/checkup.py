@@ -7,6 +7,7 @@ from pebble import ProcessExpired
 
 from kvfuzz.engine.pool import START_TIMEOUT_S, cause, one_worker
 from kvfuzz.engine.worker.entry import check_up
+from kvfuzz.errors import InfrastructureError
 from kvfuzz.model.checkup import Checkup, LaneState
 from kvfuzz.model.target import LANES
 
@@ -17,7 +18,11 @@ def check_lanes(arch: str) -> list[Checkup]:
 
 
 def _checked(lane: str, arch: str) -> Checkup:
-    with one_worker() as pool:
+    try:
+        pool = one_worker()
+    except InfrastructureError as error:
+        return Checkup(LaneState(lane, trouble=str(error)))
+    with pool:
         try:
             task = pool.schedule(check_up, args=(lane, arch), timeout=START_TIMEOUT_S)
             return msgspec.msgpack.decode(task.result(), type=Checkup)

@@ -35,21 +35,14 @@ from kvfuzz.model.proof import Proof, TensorsFile
 from kvfuzz.model.verdict import PropertyResult, Verdict, Violation
 
 START_TIMEOUT_S = 180.0
-"""Importing torch and triton on a cold disk, and the target's own imports."""
+"""What a target imports, on a cold disk. The server's own imports have no limit, only Ctrl-C."""
 IMPATIENT = 4
 """By how much sooner a judge gives up that is asked again."""
-
-
 FORKED = multiprocessing.get_context("forkserver")
 """Workers fork from a server that has imported torch and triton and done nothing else: one that
 replaces another is there at once, and is as fresh. Their standard streams are those that this
 process had when the first one started."""
 FORKED.set_forkserver_preload(["kvfuzz.engine.worker.preload"])
-
-
-def one_worker() -> ProcessPool:
-    """A pool of one worker, not yet started."""
-    return ProcessPool(1, context=FORKED, initializer=settle, initargs=[dict(os.environ)])
 
 
 @cache
@@ -84,6 +77,15 @@ def _unheard() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def one_worker() -> ProcessPool:
+    """A pool of one worker, which has started. Raises as `serve` does."""
+    serve()
+    pool = ProcessPool(1, context=FORKED, initializer=settle, initargs=[dict(os.environ)])
+    with _unheard():
+        pool.schedule(os.getpid).result()
+    return pool
+
+
 class Worker:
     """Executes and judges cases in a child process, one at a time."""
 
@@ -92,12 +94,6 @@ class Worker:
         self._timeout = case_timeout_s
         self._pool = one_worker()
         self._started = False
-        self._start()
-
-    def _start(self) -> None:
-        serve()
-        with _unheard():
-            self._pool.schedule(os.getpid).result()
 
     def __enter__(self) -> "Worker":
         return self

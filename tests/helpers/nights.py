@@ -1,4 +1,4 @@
-"""What is run by day, and what waits for the night because other releases show the same."""
+"""What is run by day, and what waits for the night: pytest skips it unless `-m nightly` asks."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,6 +14,20 @@ def by_night(*values: object, id: str | None = None) -> Any:
 def first_by_day(values: Sequence[Any], count: int) -> list[Any]:
     """The first `count` values by day, the others by night."""
     return [*values[:count], *map(by_night, values[count:])]
+
+
+def more_by_night(rows: Sequence[Any], day: int, night: int) -> list[Any]:
+    """Tuples of parameters with how many cases each has: `day`, and at night `night`.
+
+    What waits anyway has `night` alone.
+    """
+    found: list[Any] = []
+    for row in rows:
+        waits = hasattr(row, "marks")
+        values = row.values if waits else row
+        found += [] if waits else [(*values, day)]
+        found.append(by_night(*values, night))
+    return found
 
 
 def all_but(waiting: Collection[str], cases: Mapping[str, Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from nights import by_night
 
 from kvfuzz.engine.minimize import alike_of, minimum
 from kvfuzz.model.ops.mla import MlaScene
@@ -68,10 +69,7 @@ PLANTED = {
 IN_CI = ("mla_decode_page_is_block", "mla_decode_no_scale")
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [pytest.param(each, marks=() if each in IN_CI else pytest.mark.nightly) for each in PLANTED],
-)
+@pytest.mark.parametrize("mutant", [each if each in IN_CI else by_night(each) for each in PLANTED])
 def test_a_big_case_is_reduced_to_the_smallest_but_one(judge, mutant):
     name, blocks, sequences, heads = PLANTED[mutant]
     judged = judge(f"mutant:{mutant}")

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from nights import by_night
+from nights import by_night, more_by_night
 
 from kvfuzz.kernels.mutants.patches import BUILTIN
 from kvfuzz.model import scene
@@ -17,7 +17,7 @@ from kvfuzz.strategies.choices import Drawn
 
 CASES, CASES_OF_A_COPY = 100, 8
 SLOW = (*ATTENTION_OPS, MLA_OP)
-CASES_OF_THE_SLOW = 12
+CASES_OF_THE_SLOW, BY_NIGHT = 12, 24
 """Of ops of which a case takes a few tenths of a second."""
 SLOWEST = ("shared_kv_attention", "paged_attention")
 """What is done with the others by day is done with these by night."""
@@ -28,12 +28,20 @@ def _waiting(ops):
     return [by_night(op) if op in SLOWEST else op for op in ops]
 
 
-@pytest.mark.parametrize("op", BY_OP)
-def test_our_kernel_passes_drawn_cases_with_every_property_decided(judge, op):
+QUICK = [op for op in BY_OP if op not in SLOW]
+
+
+@pytest.mark.parametrize(
+    ("op", "count"),
+    [
+        *((op, CASES) for op in QUICK),
+        *more_by_night([(op,) for op in SLOW], CASES_OF_THE_SLOW, BY_NIGHT),
+    ],
+)
+def test_our_kernel_passes_drawn_cases_with_every_property_decided(judge, op, count):
     judged = judge(f"builtin:{op}")
     within = space(op, judged.target.info.domain.narrowed(op))
     decided, asked = Counter(), set()
-    count = CASES_OF_THE_SLOW if op in SLOW else CASES
     for seed in range(count):
         verdict = judged.verdict(drawn_case(Drawn(seed), within))
         assert not verdict.failed, (seed, verdict.failed)

@@ -19,7 +19,7 @@ from kvfuzz.strategies import drawn_scene, space
 TAKING_TURNS = {
     op: {each.name for each in PROPERTIES if each.takes_turns and each.is_about(op)} for op in OPS
 }
-DRAWN = 400
+DRAWN = 700
 NARROW = {"reach": ("near",), "block_size": ("4",), "head_size": ("16",)}
 
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from nights import first_by_day
+from nights import by_night, first_by_day
 
 from kvfuzz.engine.replay import replay
 from kvfuzz.engine.store import read_seed
@@ -68,8 +68,7 @@ CONCH_OPS = (
 def _by_day(seed, releases, by_day):
     """Each release with a seed; those that are not nearest to the fix wait for the night."""
     for release in releases:
-        marks = () if release == by_day else pytest.mark.nightly
-        yield pytest.param(seed, release, marks=marks)
+        yield (seed, release) if release == by_day else by_night(seed, release)
 
 
 RED, CLEAN = [], []

@@ -23,7 +23,7 @@ CLEAN = [
 def test_a_release_is_clean(campaign, vllm, target, release):
     code, _, summary = campaign(target, sources=vllm(release), max_cases=CASES)
     assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
-    assert summary.passed["oracle"] >= CASES * 3 // 4  # the rest has no bound
+    assert summary.passed["oracle"] >= CASES - 2  # the rest has no bound
     assert summary.facts["blocks_used"]["2+"] >= CASES // 2
 
 

@@ -1,12 +1,12 @@
 """Real kernels: the releases that have a bug are red, the ones that fixed it are clean."""
 
 import pytest
-from nights import newest_by_day
+from nights import more_by_night, newest_by_day
 
 from kvfuzz.errors import Exit
 
 pytestmark = pytest.mark.thirdparty
-CASES = 40
+CASES, BY_NIGHT = 40, 60
 
 GATHER = "vllm:cp_mha_gather_cache"
 SHUFFLE_WRITER = "vllm:reshape_and_cache_shuffle"
@@ -82,21 +82,25 @@ def test_a_bug_of_another_op_is_found_and_small(campaign, vllm, target, release,
     assert found.seed.case.nbytes <= most
 
 
-@pytest.mark.parametrize(("target", "release"), newest_by_day(CLEAN_OPS))
-def test_another_op_is_clean_where_it_is_right(campaign, vllm, target, release):
-    code, _, summary = campaign(target, sources=vllm(release), max_cases=CASES)
-    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
-    assert summary.passed["oracle"] == CASES
+@pytest.mark.parametrize(
+    ("target", "release", "count"), more_by_night(newest_by_day(CLEAN_OPS), CASES, BY_NIGHT)
+)
+def test_another_op_is_clean_where_it_is_right(campaign, vllm, target, release, count):
+    code, _, summary = campaign(target, sources=vllm(release), max_cases=count)
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, count, 0)
+    assert summary.passed["oracle"] == count
 
 
-@pytest.mark.parametrize(("target", "release", "where"), newest_by_day(CLEAN))
-def test_a_release_that_fixed_it_is_clean(campaign, vllm, target, release, where):
-    code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=CASES)
+@pytest.mark.parametrize(
+    ("target", "release", "where", "count"), more_by_night(newest_by_day(CLEAN), CASES, BY_NIGHT)
+)
+def test_a_release_that_fixed_it_is_clean(campaign, vllm, target, release, where, count):
+    code, _, summary = campaign(target, where=where, sources=vllm(release), max_cases=count)
     assert code == Exit.CLEAN
-    assert summary.cases == CASES
+    assert summary.cases == count
     assert summary.facts["blocks_used"]["2+"] >= 20
     assert summary.refused == 0
-    assert summary.passed["oracle"] == CASES
+    assert summary.passed["oracle"] == count
 
 
 def test_conch_is_red_where_the_cache_has_a_head_stride_of_its_own(campaign):

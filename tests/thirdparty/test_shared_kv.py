@@ -4,7 +4,7 @@
 """
 
 import pytest
-from nights import by_night
+from nights import by_night, more_by_night
 
 from kvfuzz.errors import Exit
 from kvfuzz.model.ops.shared_kv_matrix import shared_kv_matrix
@@ -16,7 +16,7 @@ MATRIX = shared_kv_matrix()
 FIXED = ["0.30.0", "0.32.0", "0.33.0"]
 REAL_SCALES = "order=shuffle,scale=power_of_two|general"
 
-CASES = 20
+CASES, BY_NIGHT = 20, 30
 
 CLEAN = [
     by_night("0.30.0", "order=hnd"),
@@ -55,12 +55,12 @@ def test_up_to_0_32_0_scales_of_shuffle_caches_are_ignored(campaign, vllm, relea
     assert found.seed.case.nbytes < 4096
 
 
-@pytest.mark.parametrize(("release", "where"), CLEAN)
-def test_a_release_is_clean_where_it_is_right(campaign, vllm, release, where):
-    code, _, summary = campaign(TARGET, where=where, sources=vllm(release), max_cases=CASES)
-    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
+@pytest.mark.parametrize(("release", "where", "count"), more_by_night(CLEAN, CASES, BY_NIGHT))
+def test_a_release_is_clean_where_it_is_right(campaign, vllm, release, where, count):
+    code, _, summary = campaign(TARGET, where=where, sources=vllm(release), max_cases=count)
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, count, 0)
     # Scores may be so far apart that no error bound can be given.
-    assert summary.passed["oracle"] >= CASES - 3
+    assert summary.passed["oracle"] >= count - 3
     assert {"decode", "prefill", "extend"} <= summary.facts["phase"].keys()
 
 

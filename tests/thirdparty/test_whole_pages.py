@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from nights import newest_by_day
+from nights import by_night, more_by_night, newest_by_day
 
 from kvfuzz.errors import Exit
 from kvfuzz.model.layout import Geometry
@@ -13,7 +13,7 @@ from kvfuzz.model.ops.page_scene import PageScene
 from kvfuzz.model.plan import AttentionLayer
 
 pytestmark = pytest.mark.thirdparty
-CASES = 40
+CASES, BY_NIGHT = 40, 60
 
 ZERO, SWAP, STATES = "vllm:zero_blocks", "vllm:swap_blocks", "vllm:copy_states"
 CLEAN = [
@@ -28,21 +28,24 @@ CLEAN = [
 ]
 
 
-def _is_clean(code, summary):
-    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, CASES, 0)
-    assert summary.passed["oracle"] == summary.passed["frame"] == CASES
+def _is_clean(code, summary, count):
+    assert (code, summary.cases, summary.refused) == (Exit.CLEAN, count, 0)
+    assert summary.passed["oracle"] == summary.passed["frame"] == count
     assert summary.facts["reach"]["past_2g_elements"] >= 1
 
 
-@pytest.mark.parametrize(("target", "release"), newest_by_day(CLEAN))
-def test_a_release_is_clean(campaign, vllm, target, release):
-    code, _, summary = campaign(target, sources=vllm(release), max_cases=CASES)
-    _is_clean(code, summary)
+@pytest.mark.parametrize(
+    ("target", "release", "count"), more_by_night(newest_by_day(CLEAN), CASES, BY_NIGHT)
+)
+def test_a_release_is_clean(campaign, vllm, target, release, count):
+    code, _, summary = campaign(target, sources=vllm(release), max_cases=count)
+    _is_clean(code, summary, count)
 
 
-def test_conchs_copy_is_clean(campaign):
-    code, _, summary = campaign("conch:copy_blocks", max_cases=CASES)
-    _is_clean(code, summary)
+@pytest.mark.parametrize("count", [CASES, by_night(BY_NIGHT)])
+def test_conchs_copy_is_clean(campaign, count):
+    code, _, summary = campaign("conch:copy_blocks", max_cases=count)
+    _is_clean(code, summary, count)
     assert min(summary.facts["order"][each] for each in ("nhd", "hnd", "shuffle")) > 5
 
 

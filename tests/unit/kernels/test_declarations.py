@@ -68,6 +68,11 @@ def test_nothing_is_drawn_that_a_function_has_no_parameter_for(tmp_path):
     path.write_text(KERNEL.replace("query_start_loc", f"query_start_loc, {more}"))
     taken = resolve(TargetSpec(f"{path}:unified_attention")).info.domain.allowed
     assert not taken.keys() & set(axes)
+    path.write_text(KERNEL.replace("query_start_loc", "query_start_loc, **more"))
+    # A cap comes by a derived name, which is no keyword that is passed on.
+    named = TargetSpec(f"{path}:unified_attention", op="unified_attention")
+    passed = resolve(named).info.domain.allowed
+    assert passed.keys() & set(axes) == {"softcap"}
 
 
 def test_what_a_file_does_not_say_is_what_kernels_are_known_to_do(tmp_path):
